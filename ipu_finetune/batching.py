@@ -36,12 +36,16 @@ def gradient_accumulation(global_batch_size: int, micro_batch_size: int, replica
     accumulation = max(1, round(global_batch_size / per_accumulation))
     possible = accumulation * per_accumulation
     if abs(possible - global_batch_size) > ROUNDING_LIMIT * global_batch_size:
+        fixes = [f"a global batch that is a multiple of {per_accumulation}"]
+        if global_batch_size % replicas == 0:
+            fixes.append(f"training.micro_batch_size={global_batch_size // replicas}")
+        if replicas > 1 and global_batch_size % micro_batch_size == 0:
+            fewer = max(n for n in range(1, replicas) if global_batch_size % (micro_batch_size * n) == 0)
+            fixes.append(f"fewer replicas (ipu.replication_factor={fewer})")
         raise RecipeError(
             [
                 f"training.global_batch_size={global_batch_size} cannot be made from micro-batch {micro_batch_size} × "
-                f"{replicas} replicas (nearest: {possible}); use a global batch that is a multiple of "
-                f"{per_accumulation}, training.micro_batch_size={max(1, global_batch_size // replicas)}, or fewer "
-                f"replicas (ipu.replication_factor={max(1, global_batch_size // micro_batch_size)})"
+                f"{replicas} replicas (nearest: {possible}); use {', or '.join(fixes)}"
             ]
         )
     return accumulation

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Print a resolved recipe: every field, the IPU config it leads to, the layers on each IPU and the batch."""
+
+import argparse
+import json
+from typing import Any, Dict, List, Optional
+
+from ipu_finetune import ipu_config
+from ipu_finetune._discovery import load_recipe
+from ipu_finetune._fields import render
+from ipu_finetune._overrides import apply
+from ipu_finetune.batching import gradient_accumulation
+from ipu_finetune.cli._parser import add_recipe_options, overrides
+from ipu_finetune.models.known import KNOWN
+from ipu_finetune.recipe import Recipe, check, fingerprint, to_dict
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's options."""
+    parser.add_argument("model", metavar="MODEL|FILE.py", help="model of a recipe, or a recipe file")
+    parser.add_argument("dataset", metavar="DATASET", nargs="?", help="data set of the recipe")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_recipe_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Resolve and print."""
+    recipe, changes = apply(load_recipe(arguments.model, arguments.dataset), overrides(arguments))
+    known = ipu_config.facts(recipe.model.checkpoint) or _public_facts(recipe.model.checkpoint)
+    check(recipe, known)
+    ipu, announcement = ipu_config.settle(recipe.ipu, recipe.model.checkpoint, known)
+    settings = ipu_config.resolve(
+        ipu, model_layers=known.layers if known else None, vocab_size=known.vocab_size if known else None
+    )
+    batch = _batch(recipe, settings)
+    if arguments.json:
+        content = {
+            "recipe": to_dict(recipe),
+            "ipu_config": settings,
+            "batch": batch,
+            "fingerprint": fingerprint(recipe),
+        }
+        print(json.dumps(content))
+    else:
+        print("\n".join(_lines(recipe, settings, batch, changes, announcement)))
+    return 0
+
+
+def _public_facts(checkpoint: str) -> Optional[ipu_config.Facts]:
+    """Return the facts of a public checkpoint whose sizes this package knows without asking the hub."""
+    known = KNOWN.get(checkpoint)
+    if known is None or known.config is None:
+        return None
+    return ipu_config.Facts(known.config["model_type"], known.config["num_hidden_layers"], known.config["vocab_size"])
+
+
+def _batch(recipe: Recipe, settings: Dict[str, Any]) -> Dict[str, int]:
+    training, replicas = recipe.training, settings["replication_factor"]
+    accumulation = gradient_accumulation(training.global_batch_size, training.micro_batch_size, replicas)
+    return {
+        "micro_batch_size": training.micro_batch_size,
+        "gradient_accumulation": accumulation,
+        "replicas": replicas,
+        "global_batch": training.micro_batch_size * accumulation * replicas,
+        "ipus": replicas * settings["ipus_per_replica"],
+    }
+
+
+def _lines(
+    recipe: Recipe, settings: Dict[str, Any], batch: Dict[str, int], changes: List[str], announcement: Optional[str]
+) -> List[str]:
+    lines = [f"recipe {recipe.name} ({fingerprint(recipe)[:12]})"]
+    for section, values in to_dict(recipe).items():
+        if section == "ipu":  # what is not set comes from the config, which follows
+            values = {key: value for key, value in values.items() if value is not None}
+        lines += ["", f"[{section}]"] + [f"{key} = {render(value)}" for key, value in values.items()]
+    lines += ["", f"[ipu config {recipe.ipu.config}, resolved]"]
+    lines += [announcement] if announcement else []
+    lines += [f"{key} = {render(settings[key])}" for key in sorted(settings)]
+    if -1 not in settings["layers_per_ipu"]:
+        lines += ["", "[pipeline]", *ipu_config.layer_table(settings["layers_per_ipu"])]
+    lines += [
+        "",
+        "[batch]",
+        f"global batch = micro-batch {batch['micro_batch_size']} × accumulation {batch['gradient_accumulation']} × "
+        f"replicas {batch['replicas']} = {batch['global_batch']} sequences per update, on {batch['ipus']} IPUs",
+    ]
+    lines += [f"note: {note}" for note in ipu_config.notes(settings)]
+    lines += ["", "[changed]", *changes] if changes else []
+    return lines
