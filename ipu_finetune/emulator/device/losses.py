@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensor the backward pass starts from.
+
+The loss is the result of `identity_loss` or of one of PyTorch's loss functions; one that feeds another is not final.
+While a model is traced every candidate is recorded and the final one found by walking the autograd graph. In later
+micro-batches it is taken from the outputs or from `identity_loss` at no cost; only a loss that is neither returned nor
+marked needs the recording again.
+"""
+
+import contextlib
+from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from . import nested
+from .errors import Error
+from .state import current
+
+__all__ = ["LossFinder", "LossRecorder"]
+
+_EXTRA = {"cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "nll_loss2d"}
+
+
+def _is_loss_function(function: Any) -> bool:
+    name = getattr(function, "__name__", "")
+    if not (name.endswith("_loss") or name in _EXTRA):
+        return False
+    module = getattr(function, "__module__", None) or ""
+    return module.startswith("torch") or type(function).__name__ == "builtin_function_or_method"
+
+
+class LossRecorder(TorchFunctionMode):
+    """Records the result of every PyTorch loss function that is called while it is active, and marked losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.candidates: List[torch.Tensor] = []
+        self._marked = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and _is_loss_function(func):
+            self._take_marked()
+            self.candidates.append(result)
+        return result
+
+    def _take_marked(self) -> None:
+        marked = current.marked_losses
+        self.candidates += marked[self._marked :]
+        self._marked = len(marked)
+
+    def finish(self) -> List[torch.Tensor]:
+        """Return every candidate in the order in which they were made."""
+        self._take_marked()
+        return self.candidates
+
+
+def _feeds(target: Any, sources: Sequence[Any]) -> Set[int]:
+    """Return the indices of the autograd nodes among `sources` that lie below `target`."""
+    wanted = {id(node): index for index, node in enumerate(sources)}
+    found: Set[int] = set()
+    seen: Set[int] = set()
+    queue = [node for node, _ in target.next_functions if node is not None]
+    keep = []  # nodes are kept alive so that their ids stay unique during the walk
+    while queue:
+        node = queue.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        keep.append(node)
+        if id(node) in wanted:
+            found.add(wanted[id(node)])
+        queue += [following for following, _ in node.next_functions if following is not None]
+    return found
+
+
+def final_loss(candidates: Sequence[torch.Tensor]) -> int:
+    """Return the index of the one candidate that no other candidate depends on.
+
+    Raises:
+        Error: there is none, or there are several.
+    """
+    if not candidates:
+        raise Error(
+            "Couldn't find a loss in graph! A training model must compute its loss inside forward(), with a PyTorch "
+            "loss or with poptorch.identity_loss."
+        )
+    live = [index for index, tensor in enumerate(candidates) if tensor.grad_fn is not None]
+    if not live:
+        return len(candidates) - 1
+    nodes = [candidates[index].grad_fn for index in live]
+    inner: Set[int] = set()
+    for position, node in enumerate(nodes):
+        inner |= {other for other in _feeds(node, nodes) if other != position}
+    final: List[int] = []
+    for position, index in enumerate(live):
+        # The same node twice is one loss that was recorded under two names.
+        if position not in inner and all(nodes[position] is not candidates[done].grad_fn for done in final):
+            final.append(index)
+    if len(final) > 1:
+        raise Error(
+            "Multiple independent losses found in graph. Graph must have one final loss. "
+            "Wrap final graph loss in poptorch.identity_loss."
+        )
+    return final[0]
+
+
+class LossFinder:
+    """Finds the final loss in every micro-batch after the traced one."""
+
+    def __init__(self, candidates: Sequence[torch.Tensor], outputs: Any) -> None:
+        index = final_loss(candidates)
+        loss = candidates[index]
+        self._index = index
+        self._output: Optional[int] = None
+        self._marked: Optional[int] = None
+        for position, marked in enumerate(current.marked_losses):
+            if marked is loss:
+                self._marked = position
+        for position, tensor in enumerate(_tensors(outputs)):
+            if tensor is loss:
+                self._output = position
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[Optional[LossRecorder]]:
+        """Record losses within the block if the final one cannot be had otherwise."""
+        if self._output is None and self._marked is None:
+            with LossRecorder() as recorder:
+                yield recorder
+        else:
+            yield None
+
+    def loss(self, outputs: Any, recorder: Optional[LossRecorder]) -> torch.Tensor:
+        """Return the final loss of the micro-batch that just ran."""
+        if self._marked is not None:
+            return current.marked_losses[self._marked]
+        if self._output is not None:
+            return _tensors(outputs)[self._output]
+        assert recorder is not None
+        return recorder.finish()[self._index]
+
+
+def _tensors(outputs: Any) -> Tuple[torch.Tensor, ...]:
+    return tuple(leaf for _, leaf in nested.leaves(outputs) if isinstance(leaf, torch.Tensor))

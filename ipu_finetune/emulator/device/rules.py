@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arithmetic of one weight update, per optimizer, on one parameter.
+
+Each rule changes the parameter and its state in place. Where PyTorch has the optimizer the operations follow its order,
+so that fp32 results agree to rounding with a plain PyTorch loop.
+"""
+
+import math
+from typing import Any, Callable, Dict, Tuple
+
+import torch
+
+__all__ = ["RULES", "SLOTS", "State"]
+
+Tensor = torch.Tensor
+Hyper = Dict[str, Any]
+
+
+class State(Dict[str, Tensor]):
+    """The optimizer state of one parameter: tensors by slot name, and the number of updates it has had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+
+    def zeros(self, slot: str, like: Tensor) -> Tensor:
+        """Return a slot's tensor, starting from zeros."""
+        if slot not in self:
+            self[slot] = torch.zeros_like(like)
+        return self[slot]
+
+
+def sgd(p: Tensor, g: Tensor, state: State, h: Hyper) -> None:
+    """Gradient descent with momentum, as torch.optim.SGD."""
+    if h.get("maximize"):
+        g = g.neg_()
+    if h["weight_decay"]:
+        g = g.add_(p, alpha=h["weight_decay"])
+    momentum = h["momentum"]
+    if momentum:
+        if "Accl1" not in state:
+            state["Accl1"] = g.clone()
+        else:
+            state["Accl1"].mul_(momentum).add_(g, alpha=1 - h["dampening"])
+        g = g.add_(state["Accl1"], alpha=momentum) if h["nesterov"] else state["Accl1"]
+    p.add_(g, alpha=-h["lr"])
+
+
+def _moments(g: Tensor, state: State, h: Hyper) -> Tuple[Tensor, Tensor, float, float]:
+    beta1, beta2 = h["betas"]
+    first, second = state.zeros("Accl1", g), state.zeros("Accl2", g)
+    first.lerp_(g, 1 - beta1)
+    second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    if h.get("bias_correction", True):
+        return first, second, 1 - beta1**state.step, 1 - beta2**state.step
+    return first, second, 1.0, 1.0
+
+
+def _adam(p: Tensor, g: Tensor, state: State, h: Hyper, decoupled: bool) -> None:
+    if h.get("maximize"):
+        g = g.neg_()
+    if h["weight_decay"]:
+        if decoupled:
+            p.mul_(1 - h["lr"] * h["weight_decay"])
+        else:
+            g = g.add_(p, alpha=h["weight_decay"])
+    first, second, correct1, correct2 = _moments(g, state, h)
+    denominator = second.sqrt().div_(math.sqrt(correct2)).add_(h["eps"])
+    p.addcdiv_(first, denominator, value=-h["lr"] / correct1)
+
+
+def adam(p: Tensor, g: Tensor, state: State, h: Hyper) -> None:
+    """Adam; weight decay is added to the gradient."""
+    _adam(p, g, state, h, decoupled=False)
+
+
+def adamw(p: Tensor, g: Tensor, state: State, h: Hyper) -> None:
+    """AdamW; weight decay shrinks the weight itself. Bias correction can be off."""
+    _adam(p, g, state, h, decoupled=True)
+
+
+def rmsprop(p: Tensor, g: Tensor, state: State, h: Hyper) -> None:
+    """RMSprop as in torch, or TensorFlow's variant: epsilon in the root, accumulator from one, lr in the momentum."""
+    variant = h.get("use_tf_variant", False)
+    if h["weight_decay"]:
+        g = g.add_(p, alpha=h["weight_decay"])
+    if "Accl2" not in state:
+        state["Accl2"] = torch.ones_like(g) if variant else torch.zeros_like(g)
+    square = state["Accl2"].mul_(h["alpha"]).addcmul_(g, g, value=1 - h["alpha"])
+    if h["centered"]:
+        mean = state.zeros("Accl1", g)
+        mean.lerp_(g, 1 - h["alpha"])
+        square = square.addcmul(mean, mean, value=-1)
+    average = square.add(h["eps"]).sqrt_() if variant else square.sqrt().add_(h["eps"])
+    if not h["momentum"]:
+        p.addcdiv_(g, average, value=-h["lr"])
+        return
+    buffer = state.zeros("Accl3", g).mul_(h["momentum"])
+    if variant:
+        p.sub_(buffer.addcdiv_(g, average, value=h["lr"]))
+    else:
+        p.add_(buffer.addcdiv_(g, average), alpha=-h["lr"])
+
+
+def lamb(p: Tensor, g: Tensor, state: State, h: Hyper) -> None:
+    """LAMB (You et al., 2019): Adam's direction scaled by min(weight norm, limit) / direction norm."""
+    first, second, correct1, correct2 = _moments(g, state, h)
+    direction = second.div(correct2).sqrt_().add_(h["eps"])
+    torch.div(first, direction, out=direction).div_(correct1)
+    if h["weight_decay"]:
+        direction.add_(p, alpha=h["weight_decay"])
+    limit = h.get("max_weight_norm")
+    weight_norm = min(float(p.norm()), 65500.0 if limit is None else float(limit))
+    direction_norm = float(direction.norm())
+    ratio = weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
+    p.add_(direction, alpha=-h["lr"] * ratio)
+
+
+RULES: Dict[str, Callable[[Tensor, Tensor, State, Hyper], None]] = {
+    "sgd": sgd,
+    "adam": adam,
+    "adamw": adamw,
+    "rmsprop": rmsprop,
+    "lamb": lamb,
+}
+
+#: state slot -> what it holds, per rule; the first order ones are stored in the first-order accumulator type
+SLOTS: Dict[str, Dict[str, str]] = {
+    "sgd": {"Accl1": "first"},
+    "adam": {"Accl1": "first", "Accl2": "second"},
+    "adamw": {"Accl1": "first", "Accl2": "second"},
+    "rmsprop": {"Accl1": "first", "Accl2": "second", "Accl3": "third"},
+    "lamb": {"Accl1": "first", "Accl2": "second"},
+}

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizers that run on an IPU: PyTorch's settings plus loss scaling, clipping and accumulator types."""
+
+from ._attributes import VariableAttributes
+from ._base import Optimizer
+from ._optimizers import LAMB, SGD, Adam, AdamW, RMSprop
+
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]

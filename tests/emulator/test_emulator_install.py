@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+import importlib
+import importlib.metadata
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ipu_finetune import emulator
+from ipu_finetune.errors import IpuFinetuneError, TargetUnavailableError
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(code, *paths):
+    """Run code in a fresh interpreter and return what it prints."""
+    header = "import sys\n" + "".join(f"sys.path.insert(0, {str(path)!r})\n" for path in (*paths, ROOT))
+    done = subprocess.run(
+        [sys.executable, "-c", header + textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def fake_sdk(tmp_path):
+    for name in ("poptorch", "popart"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("REAL = True\n")
+    (tmp_path / "poptorch" / "optim.py").write_text("REAL = True\n")
+    return tmp_path
+
+
+def test_importing_the_emulator_touches_nothing():
+    found = run(
+        """
+        import os, logging
+        before = dict(os.environ), set(sys.meta_path), logging.root.level
+        from ipu_finetune import emulator
+        print(emulator.is_installed(), "poptorch" in sys.modules, "torch" in sys.modules)
+        print(before == (dict(os.environ), set(sys.meta_path), logging.root.level))
+        """
+    )
+    assert found == ["False", "False", "False", "True"]
+
+
+def test_importing_the_look_alikes_by_their_own_names_installs_nothing():
+    found = run(
+        """
+        import ipu_finetune.emulator.poptorch, ipu_finetune.emulator.popart, ipu_finetune.emulator.popdist.poptorch
+        print("poptorch" in sys.modules, "popart" in sys.modules, "popdist" in sys.modules)
+        """
+    )
+    assert found == ["False"] * 3
+
+
+def test_installed_modules_are_found_by_every_name(installed):
+    import popart
+    import popdist
+    import popdist.poptorch
+    import poptorch
+    import poptorch._impl
+    import poptorch._poplar_executor
+    import poptorch.optim
+    import poptorch.options
+    import poptorch.poptorch_core
+    from poptorch.optim import AdamW
+
+    assert emulator.is_installed()
+    assert poptorch is sys.modules["ipu_finetune.emulator.poptorch"]
+    assert poptorch.optim.AdamW is AdamW
+    assert poptorch._poplar_executor.PoplarExecutor is poptorch.PoplarExecutor
+    assert popart.SubgraphCopyingStrategy.JustInTime == 1
+    assert popart.AccumulateOuterFragmentSchedule.OverlapMemoryOptimized == 3
+    assert popdist.getNumInstances() == 1
+
+
+def test_no_module_exists_twice(installed):
+    twice = [
+        name
+        for name, module in sys.modules.items()
+        if name.split(".")[0] in ("poptorch", "popart", "popdist")
+        and module is not sys.modules[f"ipu_finetune.emulator.{name}"]
+    ]
+    assert twice == []
+
+
+def test_every_public_name_exists_and_is_listed(installed):
+    import poptorch
+
+    for name in poptorch.__all__:
+        assert hasattr(poptorch, name), name
+    assert list(poptorch.__all__) == sorted(poptorch.__all__)
+
+
+def test_the_distribution_has_a_version_while_installed():
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("poptorch")
+    emulator.install()
+    try:
+        from packaging.version import Version
+
+        assert Version(importlib.metadata.version("poptorch")) >= Version("3.3")
+    finally:
+        emulator.uninstall()
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("poptorch")
+
+
+def test_installing_twice_and_again_keeps_the_same_modules():
+    emulator.install()
+    first = sys.modules["poptorch"]
+    emulator.install()
+    emulator.uninstall()
+    assert "poptorch" not in sys.modules
+    assert "poptorch.optim" not in sys.modules
+    assert not emulator.is_installed()
+    emulator.uninstall()
+    emulator.install()
+    assert sys.modules["poptorch"] is first
+    emulator.uninstall()
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_real_poptorch_is_never_hidden_unasked(tmp_path, imported):
+    found = run(
+        f"""
+        if {imported}:
+            import poptorch
+        from ipu_finetune import emulator
+        from ipu_finetune.errors import TargetUnavailableError
+        try:
+            emulator.install()
+        except TargetUnavailableError as error:
+            print("force=True" in str(error), "poptorch" in str(error))
+        import poptorch
+        print(poptorch.REAL, emulator.is_installed())
+        """,
+        fake_sdk(tmp_path),
+    )
+    assert found == ["True", "True", "True", "False"]
+    assert issubclass(TargetUnavailableError, IpuFinetuneError)
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_real_poptorch_is_hidden_by_force_and_comes_back(tmp_path, imported):
+    found = run(
+        f"""
+        if {imported}:
+            import poptorch.optim
+        from ipu_finetune import emulator
+        emulator.install(force=True)
+        import poptorch, poptorch.optim
+        print(hasattr(poptorch, "REAL"), hasattr(poptorch.optim, "REAL"))
+        emulator.uninstall()
+        import poptorch, poptorch.optim
+        print(poptorch.REAL, poptorch.optim.REAL)
+        """,
+        fake_sdk(tmp_path),
+    )
+    assert found == ["False", "False", "True", "True"]
+
+
+def test_a_folder_that_happens_to_be_called_poptorch_is_no_poptorch(tmp_path):
+    (tmp_path / "poptorch").mkdir()
+    assert run("from ipu_finetune import emulator; emulator.install(); import poptorch; print(1)", tmp_path) == ["1"]
+
+
+# ---- popdist
+
+
+@pytest.fixture
+def instance(monkeypatch):
+    for name, value in {
+        "POPDIST_NUM_TOTAL_REPLICAS": "8",
+        "POPDIST_NUM_LOCAL_REPLICAS": "2",
+        "POPDIST_NUM_IPUS_PER_REPLICA": "4",
+        "POPDIST_REPLICA_INDEX_OFFSET": "6",
+        "POPDIST_LOCAL_INSTANCE_INDEX": "1",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_RANK": "3",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_without_poprun_there_is_one_instance(installed, monkeypatch):
+    import popdist
+
+    for name in ("OMPI_COMM_WORLD_SIZE", "POPDIST_NUM_TOTAL_REPLICAS"):
+        monkeypatch.delenv(name, raising=False)
+    assert not popdist.isPopdistEnvSet()
+    counts = (popdist.getNumInstances(), popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas())
+    assert counts == (1, 1, 1)
+    assert (popdist.getInstanceIndex(), popdist.getLocalInstanceIndex()) == (0, 0)
+    popdist.init()
+    assert popdist.execute_on_instances({0}, max, 3, 4) == 4
+    assert popdist.execute_on_instances({1}, max, 3, 4) is None
+
+
+def test_poprun_tells_an_instance_where_it_is(installed, instance):
+    import popdist
+
+    assert popdist.isPopdistEnvSet()
+    counts = (popdist.getNumInstances(), popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas())
+    assert counts == (4, 8, 2)
+    assert (popdist.getInstanceIndex(), popdist.getLocalInstanceIndex(), popdist.getNumIpusPerReplica()) == (3, 1, 4)
+    assert popdist.getReplicaIndexOffset() == 6
+    popdist.checkNumIpusPerReplica(4)
+    with pytest.raises(IpuFinetuneError, match="--ipus-per-replica 4"):
+        popdist.checkNumIpusPerReplica(2)
+
+
+def test_popdists_options_take_replicas_and_process_from_poprun(installed, instance):
+    from popdist.poptorch import Options
+
+    options = Options(ipus_per_replica=4)
+    assert options.replication_factor == 2
+    assert (options.Distributed.processId, options.Distributed.numProcesses) == (3, 4)
+    for call in (
+        lambda: options.useIpuId(1),
+        lambda: options.replicationFactor(2),
+        lambda: options.Distributed.disable(),
+        lambda: options.Distributed.setEnvVarNames("a", "b"),
+        lambda: options.Distributed.configureProcessId(0, 1),
+    ):
+        with pytest.raises(RuntimeError, match=r"Cannot call `.*` with popdist\.poptorch\.Options"):
+            call()
+
+
+def test_popdists_options_can_be_listed_cloned_and_used_while_frozen(installed, instance):
+    import poptorch
+    from popdist.poptorch import Options
+
+    options = Options().outputMode(poptorch.OutputMode.All)
+    options._freeze()
+    assert options.toDict()["replication_factor"] == 2
+    with pytest.raises(AttributeError, match="frozen"):
+        options.deviceIterations(2)
+    assert options.clone().deviceIterations(2).replication_factor == 2
+
+
+def test_training_with_several_processes_needs_a_process_group(installed, instance):
+    import poptorch
+    import torch
+    from popdist.poptorch import Options
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return poptorch.identity_loss(self.w * x, "sum")
+
+    with pytest.raises(poptorch.Error, match=r"popdist\.init\(\)"):
+        poptorch.trainingModel(Model(), Options())(torch.ones(2))
