@@ -64,13 +64,17 @@ def test_a_small_rounding_is_shown_and_a_large_one_refused():
     assert gradient_accumulation(250, 1, 16) == 16
     plan = BatchPlan(rows=1000, micro_batch_size=1, gradient_accumulation=16, replicas=16)
     assert "256 sequences per update (recipe: 250, rounded)" in plan.lines(250)[0]
-    with pytest.raises(RecipeError, match="global_batch_size=8 cannot be made from micro-batch 4 × 16 replicas") as caught:
+    with pytest.raises(
+        RecipeError, match="global_batch_size=8 cannot be made from micro-batch 4 × 16 replicas"
+    ) as caught:
         gradient_accumulation(8, 4, 16)
     assert "ipu.replication_factor=2" in str(caught.value)
     assert "micro_batch_size=" not in str(caught.value).partition("nearest")[2]
 
 
 def test_what_an_impossible_global_batch_suggests_is_possible():
-    with pytest.raises(RecipeError, match=r"training.micro_batch_size=2, or fewer replicas \(ipu.replication_factor=2\)"):
+    with pytest.raises(
+        RecipeError, match=r"training.micro_batch_size=2, or fewer replicas \(ipu.replication_factor=2\)"
+    ):
         gradient_accumulation(8, 4, 4)
     assert gradient_accumulation(8, 2, 4) == gradient_accumulation(8, 4, 2) == 1

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer = pipeline(
             arguments.task, model=arguments.model, target=arguments.target, allow_pickle=arguments.allow_pickle
         )
-        print(answer.target.announcement)
+        print("\n".join([answer.target.announcement, *answer.notes]))
         try:
             found = answer([{key: question[key] for key in _KEYS} for question in questions])
         finally:

@@ -42,17 +42,16 @@ def run(arguments: argparse.Namespace) -> int:
     recipe, changes = apply(load_recipe(arguments.model, arguments.dataset), overrides(arguments))
     check(recipe)
     require_hub_token(recipe.model.push_to_hub)
-    # Asked again by finetune; asked here too, so that an absent target is refused before torch is imported.
+    # Chosen here, so that an absent target is refused before torch is imported.
     chosen = choose(arguments.target)
-    if arguments.quiet or changes:  # the choice comes first, and is never left unsaid
-        print(chosen.announcement, file=sys.stderr)
+    print(chosen.announcement, file=sys.stderr)
     for change in changes:
         print(f"set {change}", file=sys.stderr)
 
     from ipu_finetune import finetune
 
     options: Dict[str, Any] = {
-        "target": arguments.target,
+        "target": chosen,
         "output": arguments.output,
         "resume": arguments.resume,
         "overwrite": arguments.overwrite,

@@ -50,8 +50,14 @@ def test_run_is_the_verb_where_none_is_given(calls):
     assert cli.main(["--target", "emulator", "minilm", "--seed", "42", "squad-sample"]) == 0
     assert calls[0] == calls[1]
     assert calls[0][0].name == "minilm-squad-sample"
-    assert calls[0][1] == {"target": "auto", "output": None, "resume": None, "overwrite": False, "progress": True}
-    assert calls[2][1]["target"] == "emulator"
+    assert calls[0][1] == {
+        "target": targets.choose("auto"),
+        "output": None,
+        "resume": None,
+        "overwrite": False,
+        "progress": True,
+    }
+    assert calls[2][1]["target"].name == "emulator"
 
 
 def test_every_flag_reaches_its_field(calls, capsys):
@@ -62,7 +68,13 @@ def test_every_flag_reaches_its_field(calls, capsys):
     assert (recipe.model.checkpoint, recipe.task.data, recipe.ipu.pod) == ("123", "true", "pod4")
     assert (recipe.training.max_steps, recipe.training.seed, recipe.training.learning_rate) == (3, 7, 3e-5)
     assert recipe.model.allow_pickle is True
-    assert options == {"target": "cpu", "output": "out", "resume": None, "overwrite": True, "progress": False}
+    assert options == {
+        "target": targets.choose("cpu"),
+        "output": "out",
+        "resume": None,
+        "overwrite": True,
+        "progress": False,
+    }
     err = capsys.readouterr().err
     assert "set training.seed: 42 -> 7" in err
     assert "target: cpu" in err
@@ -191,6 +203,7 @@ class Answerer:
 
     def __init__(self):
         self.target = targets.Target("cpu", False, "target: cpu")
+        self.notes = []
         self.closed = False
 
     def __call__(self, questions):

@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`finetune`: one recipe, trained and evaluated on one target, with a folder that describes itself."""
+
+import contextlib
+import dataclasses
+import datetime
+import importlib
+import logging
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+
+import safetensors
+import torch
+import transformers
+from tqdm.auto import tqdm
+
+from ipu_finetune import ipu_config, targets, tasks
+from ipu_finetune import recipe as recipes
+from ipu_finetune.batching import BatchPlan, gradient_accumulation
+from ipu_finetune.errors import CheckpointError, RecipeError
+from ipu_finetune.evaluation import record, run_folder
+from ipu_finetune.inference.pipeline import SETTINGS_FILE
+from ipu_finetune.models import hub, pretrained
+from ipu_finetune.training import checkpoint, loop
+from ipu_finetune.training.engine import Engine
+from ipu_finetune.training.order import host_batches, order_hash, read_batch
+
+__all__ = ["Run", "finetune"]
+
+logger = logging.getLogger(__name__)
+
+# Settings that may differ between a run and its continuation: they do not change what an update computes.
+_FREE_TO_CHANGE = {
+    "training.max_steps",
+    "training.save_steps",
+    "training.eval_steps",
+    "training.logging_steps",
+    "training.keep_checkpoints",
+    "training.stop_after_nonfinite",
+    "training.report_to",
+    "training.eval_batch_size",
+    "model.push_to_hub",
+    "ipu.executable_cache_dir",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        output: its folder.
+        target: where it executed.
+        emulated: whether its figures are emulated ones.
+        metrics: of the evaluation at its end.
+        record: path of its `record.json`.
+        summary: a few lines for the terminal.
+    """
+
+    output: str
+    target: str
+    emulated: bool
+    metrics: Dict[str, Any]
+    record: str
+    summary: str
+
+
+def finetune(
+    recipe: recipes.Recipe,
+    *,
+    target: Union[str, targets.Target] = "auto",
+    output: Optional[str] = None,
+    resume: Union[bool, str, None] = None,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> Run:
+    """Train and evaluate a recipe.
+
+    Args:
+        recipe: what to run.
+        target: ``auto``, ``ipu``, ``emulator``, ``cuda`` or ``cpu``; or one that `targets.choose` has chosen.
+        output: folder of the run; None gives one below ``runs/``.
+        resume: continue the last checkpoint of `output`, of the recipe's newest run (True) or of the folder named.
+        overwrite: replace a run that `output` holds.
+        progress: say on stderr what is going on, with bars.
+
+    Raises:
+        IpuFinetuneError: one of its kinds, see `ipu_finetune.errors`.
+    """
+    recipes.check(recipe)
+    targets.require_hub_token(recipe.model.push_to_hub)
+    say = _speaker(progress)
+    if isinstance(target, str):
+        chosen = targets.choose(target)
+        say(chosen.announcement)
+    else:
+        chosen = target
+    started = time.time()
+    if resume:
+        folder = run_folder.to_resume(resume, output, recipe.name)
+    else:
+        folder = run_folder.prepare(output, recipe.name, chosen.name, overwrite)
+    job = _Job(recipe, chosen, folder, say, progress)
+    return job.run(bool(resume), overwrite, started)
+
+
+class _Job:
+    """The steps of a run; each leaves its part of the folder behind."""
+
+    def __init__(self, recipe: recipes.Recipe, target: targets.Target, folder: Path, say: Any, bars: bool) -> None:
+        self.recipe, self.target, self.folder, self.say, self.bars = recipe, target, folder, say, bars
+        self.seconds: Dict[str, float] = {}
+
+    def run(self, resume: bool, overwrite: bool, started: float) -> Run:
+        recipe = self.recipe
+        with self._clock("load"):
+            source = pretrained.find_checkpoint(
+                recipe.model.checkpoint,
+                recipe.model.revision,
+                init=recipe.model.init,
+                allow_pickle=recipe.model.allow_pickle,
+            )
+            config = pretrained.load_config(source, recipe.model.dropout)
+            self._check_positions(config)
+            layout = self._layout(config)
+            tokenizer = pretrained.load_tokenizer(source)
+            task = tasks.create(recipe.task, tokenizer)
+            splits = task.load()
+            train = self._features(task, splits.train, "training")
+            validation = self._features(task, splits.validation, "validation")
+            plan = self._plan(len(train), layout)
+        identity = self._identity(train.fingerprint, plan)
+        last = self._last_checkpoint(identity) if resume else None
+        if not resume and overwrite:
+            _clear(self.folder)
+        checkpoint.remove_unfinished(self.folder)
+        self._describe(layout, splits, train, validation, plan)
+        with self._clock("load"):
+            model, drawn = pretrained.build_model(
+                source,
+                config,
+                task.auto_class,
+                init=recipe.model.init,
+                seed=recipe.training.seed,
+                allow_pickle=recipe.model.allow_pickle,
+            )
+            if last is not None:
+                model.load_state_dict({name: tensor.to(torch.float32) for name, tensor in last.model.items()})
+        self.say(f"model: {recipe.model.checkpoint} ({source.source})" + _drawn(drawn, recipe.model.init))
+        model_class = type(model)
+        engine = self._engine(model, layout, plan, task)
+        del model  # the engine holds its own layout of it; large models would otherwise be in memory twice
+        counters = checkpoint.Progress()
+        if last is not None:
+            engine.load_training_state(last.training)
+            counters = last.progress
+            counters.restarts += 1
+        try:
+            self._compile(engine, plan, train)
+
+            def evaluate() -> Dict[str, Any]:
+                outputs = engine.predict(validation.columns)
+                answers = task.answers(splits.validation, validation, *outputs)
+                return task.metrics(splits.validation, answers)
+
+            outcome = loop.train(
+                engine,
+                plan,
+                train.columns,
+                recipe.training,
+                self.folder,
+                identity,
+                progress=counters,
+                evaluate=evaluate,
+                show_bar=self.bars,
+            )
+            with self._clock("evaluate"):
+                metrics = evaluate()
+            with self._clock("save"):
+                self._save_model(model_class, config, engine.plain_state(), tokenizer, layout)
+            facts = engine.facts
+        finally:
+            engine.close()
+        content = self._record(plan, outcome, metrics, facts, splits, train, validation, started)
+        path = self.folder / "record.json"
+        run_folder.write_json(path, content)
+        if recipe.model.push_to_hub is not None:
+            self.say(f"pushed to {hub.push_folder(self.folder / 'model', recipe.model.push_to_hub)}")
+        summary = _summary(self.folder, self.target, recipe, metrics, content)
+        return Run(str(self.folder), self.target.name, self.target.emulated, metrics, str(path), summary)
+
+    # --- what is known before anything heavy -------------------------------------------------------------------
+
+    def _check_positions(self, config: transformers.PretrainedConfig) -> None:
+        positions = getattr(config, "max_position_embeddings", None)
+        if positions is not None and self.recipe.task.max_length > positions:
+            raise RecipeError(
+                [f"task.max_length={self.recipe.task.max_length}: the model has {positions} positions; use no more"]
+            )
+
+    def _layout(self, config: transformers.PretrainedConfig) -> Dict[str, Any]:
+        """Resolve the IPU config for this model; the replicas it gives also set the batch of the other targets."""
+        known = ipu_config.Facts(config.model_type, config.num_hidden_layers, getattr(config, "vocab_size", None))
+        section, announcement = ipu_config.settle(self.recipe.ipu, self.recipe.model.checkpoint, known)
+        if announcement:
+            self.say(announcement)
+        layout = ipu_config.resolve(section, model_layers=known.layers, vocab_size=known.vocab_size)
+        if self.target.name in ("ipu", "emulator"):
+            for note in ipu_config.notes(layout):
+                self.say(f"note: {note}")
+            table = " · ".join(f"IPU{i}: {n}" for i, n in enumerate(layout["layers_per_ipu"]))
+            self.say(f"layout: {table} layers · {layout['replication_factor']} replicas")
+        return layout
+
+    def _features(self, task: Any, questions: Any, what: str) -> Any:
+        with tqdm(total=len(questions), desc=f"loading {what}", unit="q", disable=not self.bars) as bar:
+            return task.features(
+                questions, training=what == "training", progress=lambda done, total: bar.update(done - bar.n)
+            )
+
+    def _plan(self, rows: int, layout: Dict[str, Any]) -> BatchPlan:
+        training = self.recipe.training
+        plan = BatchPlan(
+            rows=rows,
+            micro_batch_size=training.micro_batch_size,
+            gradient_accumulation=gradient_accumulation(
+                training.global_batch_size, training.micro_batch_size, layout["replication_factor"]
+            ),
+            replicas=layout["replication_factor"],
+            device_iterations=layout["device_iterations"],
+            drop_last=training.drop_last,
+            epochs=training.epochs,
+            max_steps=training.max_steps,
+        )
+        for line in plan.lines(training.global_batch_size):
+            self.say(line)
+        plan.check()
+        return plan
+
+    def _identity(self, features: str, plan: BatchPlan) -> Dict[str, Any]:
+        settings = {
+            f"{part}.{key}": value
+            for part, section in recipes.to_dict(self.recipe).items()
+            for key, value in section.items()
+        }
+        kept = {key: value for key, value in settings.items() if key not in _FREE_TO_CHANGE and key != "ipu.pod"}
+        engine = "reference" if self.target.name in ("cpu", "cuda") else "ipu"
+        return {**kept, "engine": engine, "replicas": plan.replicas, "features": features}
+
+    def _last_checkpoint(self, identity: Dict[str, Any]) -> checkpoint.Checkpoint:
+        last, damaged = checkpoint.latest(self.folder)
+        for note in damaged:
+            self.say(f"note: {note}; going back to the one before")
+        if last is None:
+            raise CheckpointError(f"--resume {self.folder}: the run has no checkpoint; start again with --overwrite")
+        differences = [
+            f"{key} was {last.identity.get(key)!r}, is {identity.get(key)!r}"
+            for key in sorted({*identity, *last.identity})
+            if last.identity.get(key) != identity.get(key)
+        ]
+        if differences:
+            raise CheckpointError(
+                f"--resume {self.folder}: this would not continue the same run: {'; '.join(differences)}"
+            )
+        self.say(f"resuming from {last.path.name}")
+        return last
+
+    def _describe(self, layout: Dict[str, Any], splits: Any, train: Any, validation: Any, plan: BatchPlan) -> None:
+        write = run_folder.write_json
+        write(self.folder / "recipe.json", recipes.to_dict(self.recipe))
+        write(
+            self.folder / "ipu_config.json",
+            {**layout, "gradient_accumulation_steps": plan.gradient_accumulation},
+        )
+        write(self.folder / "environment.json", record.environment())
+        write(
+            self.folder / "data.json",
+            {
+                **dataclasses.asdict(splits.source),
+                "features": {
+                    part: {
+                        "rows": len(features),
+                        "sha256": features.fingerprint,
+                        "real_tokens": features.real_tokens,
+                        "answers_outside_their_window": features.answers_outside,
+                        "questions_whose_answer_no_window_holds": features.unanswerable_by_windows,
+                    }
+                    for part, features in (("train", train), ("validation", validation))
+                },
+                "order_sha256": order_hash(plan, self.recipe.training.seed),
+            },
+        )
+        if train.unanswerable_by_windows:
+            self.say(f"note: no window holds the whole answer of {train.unanswerable_by_windows} training questions")
+
+    # --- the work ----------------------------------------------------------------------------------------------
+
+    def _engine(self, model: Any, layout: Dict[str, Any], plan: BatchPlan, task: Any) -> Engine:
+        training = self.recipe.training
+        if self.target.name in ("cpu", "cuda"):
+            from ipu_finetune.training.reference import ReferenceEngine
+
+            return ReferenceEngine(
+                model, plan, task.row_loss, task.label_names, task.output_names, training, self.target.name
+            )
+        if self.target.emulated:
+            from ipu_finetune import emulator
+
+            emulator.install()
+        # Only now is it certain which poptorch these modules will find.
+        ipu = importlib.import_module("ipu_finetune.training.ipu")
+        ipu_model = importlib.import_module("ipu_finetune.inference.ipu_model")
+        settings = ipu_model.build_ipu_config(
+            {**layout, "output_mode": "all"}, gradient_accumulation_steps=plan.gradient_accumulation, seed=training.seed
+        )
+        return ipu.IpuEngine(model, settings, plan, task.row_loss, task.label_names, task.output_names, training)
+
+    def _compile(self, engine: Engine, plan: BatchPlan, train: Any) -> None:
+        rows = next(host_batches(plan, self.recipe.training.seed, 0))
+        batch, weights = read_batch(train.columns, rows, plan)
+        with tqdm(total=1, desc="compiling", bar_format="{desc}: {elapsed}{postfix}", disable=not self.bars) as bar:
+            with self._clock("compile"):
+                engine.compile(batch, weights)
+            bar.set_postfix_str(f"executable cache: {engine.facts.get('executable_cache', 'none')}")
+            bar.update()
+
+    # --- what is left behind -----------------------------------------------------------------------------------
+
+    def _save_model(
+        self, model_class: Any, config: Any, state: Dict[str, torch.Tensor], tokenizer: Any, layout: Dict[str, Any]
+    ) -> None:
+        """Write the plain Transformers checkpoint, its IPU config and the task's settings; aside first."""
+        final, aside = self.folder / "model", self.folder / f".model-{os.getpid()}"
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            with torch.device("meta"):  # only the class and its config are needed, the weights are in `state`
+                model = model_class(config)
+            model.save_pretrained(
+                str(aside), state_dict={name: tensor.float() for name, tensor in state.items()}, safe_serialization=True
+            )
+            tokenizer.save_pretrained(str(aside))
+            run_folder.write_json(aside / "ipu_config.json", layout)
+            run_folder.write_json(aside / SETTINGS_FILE, {"task": recipes.to_dict(self.recipe)["task"]})
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(aside, final)
+        # safetensors wraps the operating system's error into its own.
+        except (OSError, safetensors.SafetensorError) as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise CheckpointError(
+                f"the model could not be written to {final} ({error}); make room, then continue with --resume"
+            ) from error
+
+    def _record(
+        self,
+        plan: BatchPlan,
+        outcome: loop.Outcome,
+        metrics: Dict[str, Any],
+        facts: Dict[str, Any],
+        splits: Any,
+        train: Any,
+        validation: Any,
+        started: float,
+    ) -> Dict[str, Any]:
+        progress, recipe = outcome.progress, self.recipe
+        seconds = {phase: round(value, 3) for phase, value in {**self.seconds, **progress.seconds}.items()}
+        seconds["evaluate"] = round(self.seconds.get("evaluate", 0) + progress.seconds.get("evaluate", 0), 3)
+        complete = progress.step >= plan.planned_updates
+        content = {
+            "schema_version": record.SCHEMA_VERSION,
+            "recipe": recipe.name,
+            "recipe_sha256": recipes.fingerprint(recipe),
+            "data_sha256": splits.source.sha256,
+            "features_sha256": {"train": train.fingerprint, "validation": validation.fingerprint},
+            "order_sha256": order_hash(plan, recipe.training.seed),
+            "started": datetime.datetime.fromtimestamp(started).astimezone().isoformat(timespec="seconds"),
+            "target": self.target.name,
+            "emulated": self.target.emulated,
+            "hardware": facts,
+            "status": record.status(progress, complete),
+            "batch": record.batch_section(plan, progress),
+            "metrics": metrics,
+            "evaluations": outcome.evaluations,
+            "goal": dataclasses.asdict(recipe.goal) if recipe.goal else None,
+            "loss": {"first": outcome.first_loss, "last": outcome.last_loss},
+            "nonfinite_steps": progress.nonfinite_steps,
+            "skipped_steps": progress.skipped_steps,
+            "restarts": progress.restarts,
+            "manual_interventions": [],
+            "seconds": seconds,
+            "throughput": record.throughput(plan, progress, self.target.emulated),
+            "real_token_share": round(train.real_tokens / max(1, len(train) * recipe.task.max_length), 4),
+            "peak_memory_bytes": record.peak_memory_bytes(),
+        }
+        return record.without_non_numbers(content)
+
+    @contextlib.contextmanager
+    def _clock(self, phase: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
+
+
+def _speaker(progress: bool) -> Any:
+    def say(line: str) -> None:
+        if progress:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            logger.info(line)
+
+    return say
+
+
+def _drawn(names: List[str], init: str) -> str:
+    if init == "config":
+        return "; every weight drawn from the config"
+    return f"; new: {', '.join(names)}" if names else ""
+
+
+def _clear(folder: Path) -> None:
+    """Remove an earlier run, so that none of its files is taken for this one's."""
+    for name in ("checkpoints", "model"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in ("record.json", "metrics.jsonl", "recipe.json", "data.json", "environment.json", "ipu_config.json"):
+        with contextlib.suppress(FileNotFoundError):
+            (folder / name).unlink()
+
+
+def _summary(
+    folder: Path, target: targets.Target, recipe: recipes.Recipe, metrics: Dict[str, Any], content: Dict[str, Any]
+) -> str:
+    quality = " · ".join(f"{name} {value:.2f}" for name, value in _shown_metrics(metrics))
+    lines = [f"{recipe.name} on {target.name}: {quality} ({metrics.get('examples', 0):,} examples)"]
+    rate = content["throughput"]["sequences_per_second"]
+    label = " (emulated: this is not IPU speed)" if target.emulated else ""
+    if rate is not None:
+        tokens = content["throughput"]["real_tokens_per_second"]["median"]
+        lines.append(f"throughput {rate['median']:.1f} sequences/s, {tokens:,.0f} real tokens/s{label}")
+    if content["nonfinite_steps"]:
+        lines.append(f"WARNING: {content['nonfinite_steps']} updates had a non-finite loss (nonfinite_steps)")
+    if recipe.goal is not None and recipe.goal.metric in metrics:
+        lines.append(f"goal: {recipe.goal.metric} {recipe.goal.value} ({recipe.goal.source})")
+    lines.append(f"run folder: {folder}")
+    return "\n".join(lines)
+
+
+def _shown_metrics(metrics: Dict[str, Any]) -> List[Tuple[str, float]]:
+    shown = [name for name in ("f1", "exact_match") if name in metrics]
+    return [(name, float(metrics[name])) for name in shown]
