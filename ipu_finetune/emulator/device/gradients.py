@@ -57,8 +57,11 @@ class GradientBook:
         """Yield the reduced gradient of each parameter that took part; it may be changed in place."""
         for weight in self._weights:
             gradient = self._sums.get(weight.name) if self._staged else weight.tensor.grad
+            if gradient is not None and gradient.is_sparse:
+                # Kept, so that what is changed in place from here on is the gradient itself.
+                weight.tensor.grad = gradient = gradient.to_dense()
             if gradient is not None:
-                yield weight, _dense(gradient)
+                yield weight, gradient
 
     def forget(self, weight: Weight) -> None:
         """Free one gradient."""

@@ -5,6 +5,7 @@ Each rule changes the parameter and its state in place. Where PyTorch has the op
 so that fp32 results agree to rounding with a plain PyTorch loop.
 """
 
+import functools
 import math
 from typing import Any, Callable, Dict, Tuple
 
@@ -30,10 +31,11 @@ class State(Dict[str, Tensor]):
         return self[slot]
 
 
+_LATE = 1e8
+
+
 def sgd(p: Tensor, g: Tensor, state: State, h: Hyper) -> None:
     """Gradient descent with momentum, as torch.optim.SGD."""
-    if h.get("maximize"):
-        g = g.neg_()
     if h["weight_decay"]:
         g = g.add_(p, alpha=h["weight_decay"])
     momentum = h["momentum"]
@@ -56,9 +58,42 @@ def _moments(g: Tensor, state: State, h: Hyper) -> Tuple[Tensor, Tensor, float, 
     return first, second, 1.0, 1.0
 
 
+@functools.lru_cache(maxsize=None)
+def _fused_on_cpu() -> bool:
+    """Whether PyTorch has its one-pass Adam for the CPU (2.4 and newer), found out by using it."""
+    p, g, m, v = (torch.ones(1) for _ in range(4))
+    try:
+        _fused(p, g, m, v, 1.0, {"lr": 0.5, "betas": (0.0, 0.0), "eps": 0.0, "weight_decay": 0.0}, decoupled=True)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return False
+    return p.item() == 0.5
+
+
+def _fused(p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: float, h: Hyper, decoupled: bool) -> None:
+    update = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    update(
+        [p],
+        [g],
+        [m],
+        [v],
+        [],
+        [torch.tensor(step)],
+        lr=h["lr"],
+        beta1=h["betas"][0],
+        beta2=h["betas"][1],
+        weight_decay=h["weight_decay"],
+        eps=h["eps"],
+        amsgrad=False,
+        maximize=False,
+    )
+
+
 def _adam(p: Tensor, g: Tensor, state: State, h: Hyper, decoupled: bool) -> None:
-    if h.get("maximize"):
-        g = g.neg_()
+    if p.dtype == torch.float32 and p.is_contiguous() and g.is_contiguous() and _fused_on_cpu():
+        # Without bias correction: the correction of a step so late that it is one.
+        step = float(state.step) if h.get("bias_correction", True) else _LATE
+        _fused(p, g, state.zeros("Accl1", p), state.zeros("Accl2", p), step, h, decoupled)
+        return
     if h["weight_decay"]:
         if decoupled:
             p.mul_(1 - h["lr"] * h["weight_decay"])

@@ -176,6 +176,7 @@ class WeightStore:
                 weight._host = tensor.data
                 if weight.is_parameter:
                     weight._grad, tensor.grad = tensor.grad, None
+                assert weight.device is not None
                 tensor.data = weight.device
             try:
                 yield
@@ -184,6 +185,7 @@ class WeightStore:
                     tensor = weight.tensor
                     if weight.is_parameter:
                         tensor.grad = None
+                    assert weight._host is not None
                     tensor.data = weight._host
                     if weight.is_parameter:
                         tensor.grad, weight._grad = weight._grad, None

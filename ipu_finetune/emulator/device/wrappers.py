@@ -166,7 +166,7 @@ def _make_model_class(kind: Any, owner: Any) -> type:
             clone.__dict__.update(copy.deepcopy(self.__dict__, memo))
             return clone
 
-        def __reduce_ex__(self, protocol: int) -> Any:
+        def __reduce_ex__(self, protocol: Any) -> Any:
             # A pickled model must load where there is no poptorch, so it is stored under the user's class.
             _refresh(self)
             reduced = kind.__reduce_ex__(self, protocol)

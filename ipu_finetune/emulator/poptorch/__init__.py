@@ -160,7 +160,7 @@ class _FunctionModule(nn.Module):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.forward = function  # type: ignore[method-assign]
+        self.forward = function
 
 
 def trainingModel(

@@ -168,6 +168,7 @@ class PoplarExecutor:
         plan = self._plan()
         self._fetch_from_trainers()
         run_hooks("pre")
+        self._note_oddities()
         if self._training:
             self._wrap()
         program = Program(self._user_model, self._parser.call, arguments, plan, self._image, self.emulation)
@@ -196,6 +197,18 @@ class PoplarExecutor:
             layout.forward_stages,
             self.emulation.ipus,
         )
+
+    def _note_oddities(self) -> None:
+        if self._training and not any(module.training for module in self._user_model.modules()):
+            logger.warning(
+                "The training model is in evaluation mode, so dropout and the like are compiled out: call train() on "
+                "the module first unless that is wanted."
+            )
+        if self._options.anchored_tensors:
+            logger.warning(
+                "anchorTensor has no effect on the emulator: %s will not be recorded.",
+                ", ".join(sorted(self._options.anchored_tensors)),
+            )
 
     def isCompiled(self) -> bool:
         """Whether there is something to run."""
@@ -470,7 +483,7 @@ def _forward_of(model: nn.Module) -> Callable[..., Any]:
     own = model.__dict__.get("forward")
     if own is not None:
         return own
-    kind = wrappers.plain_class_of(type(model))
+    kind: Any = wrappers.plain_class_of(type(model))
     return kind.forward.__get__(model, kind)
 
 

@@ -252,11 +252,11 @@ class DataLoader(torch.utils.data.DataLoader):
 
     def __len__(self) -> int:
         if self._joins_pieces and self._combined is not None:
-            total = len(self.dataset)
+            total = len(self.dataset)  # type: ignore[arg-type]
             return total // self._combined if self._drop_last_batch else math.ceil(total / self._combined)
         return super().__len__()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Any:
         if self._accessor is not None:
             return iter(self._accessor)
         return self._iterate()

@@ -343,7 +343,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
             },
         )
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Never runs on an IPU: the device updates the weights.
 
         Raises:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading any supported optimizer: PopTorch's own, or one of PyTorch's."""
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 import torch
 
@@ -11,7 +11,7 @@ from ._base import Optimizer, copy_groups
 
 __all__ = ["read_optimizer"]
 
-_TORCH: List[Tuple[type, str, Dict[str, Any]]] = [
+_TORCH: List[Tuple[Any, str, Dict[str, Any]]] = [
     (torch.optim.AdamW, "adamw", {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}),
     (torch.optim.Adam, "adam", {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0}),
     (
@@ -22,7 +22,7 @@ _TORCH: List[Tuple[type, str, Dict[str, Any]]] = [
     (torch.optim.SGD, "sgd", {"momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False}),
 ]
 _HOST_ONLY = {"amsgrad", "foreach", "fused", "capturable", "differentiable", "maximize", "decoupled_weight_decay"}
-_reported = set()
+_reported: Set[Tuple[str, int, Tuple[str, ...]]] = set()
 
 
 def read_optimizer(optimizer: Any, quiet: bool = False) -> OptimizerImage:
@@ -69,7 +69,7 @@ def _read_torch(optimizer: Any) -> OptimizerImage:
     )
 
 
-def _report_unknown(optimizer: Any, known: set, quiet: bool) -> None:
+def _report_unknown(optimizer: Any, known: Set[str], quiet: bool) -> None:
     for index, group in enumerate(optimizer.param_groups):
         unknown = sorted(
             set(group) - known - _HOST_ONLY - {"params", "initial_lr", "swa_lr", "param_names", "max_momentum"}
