@@ -7,7 +7,7 @@ loss scale in force) is read from the executor's `emulation` where there is one.
 Import this module only once `targets` has decided which `poptorch` is in force.
 """
 
-import logging
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
@@ -30,8 +30,6 @@ from ipu_finetune.training.engine import (
 )
 
 __all__ = ["IpuEngine"]
-
-logger = logging.getLogger(__name__)
 
 
 class IpuEngine(Engine):
@@ -76,6 +74,7 @@ class IpuEngine(Engine):
         self._executor: Any = None
         self._predictor: Optional[IpuPredictor] = None
         self._resume: Optional[TrainingState] = None
+        self._cache = "off"
 
     def compile(self, batch: Batch, weights: torch.Tensor) -> None:
         """Compile for combined batches of this shape."""
@@ -86,12 +85,24 @@ class IpuEngine(Engine):
         options.randomSeed(self._training.seed)
         if self._resume is not None:
             self._optimizer.load_state_dict(_optimizer_state(self._optimizer, self._resume))
+        before = _files_in(self._ipu_config.executable_cache_dir)
         with explain("model"):
             self._executor = poptorch.trainingModel(wrapper.train(), options=options, optimizer=self._optimizer)
             self._executor.compile(tuple(batch.values()), weights)
+        self._cache = self._cache_state(before)
         if self._resume is not None and "random.device" in self._resume.tensors:
             self._executor.rng_state = self._resume.tensors["random.device"].tolist()
         self._resume = None
+
+    def _cache_state(self, before: int) -> str:
+        emulation = getattr(self._executor, "emulation", None)
+        if emulation is not None:
+            return str(emulation.executable_cache)
+        folder = self._ipu_config.executable_cache_dir
+        if not folder or folder == "disabled":
+            return "off"
+        # poptorch itself does not tell; a compilation leaves a new file, a hit does not.
+        return "miss" if _files_in(folder) > before else "hit"
 
     def step(self, batch: Batch, weights: torch.Tensor, learning_rate: float) -> StepResult:
         """Make the updates of one combined batch in one host call."""
@@ -161,6 +172,7 @@ class IpuEngine(Engine):
             "ipus_per_replica": config.ipus_per_replica,
             "layers_per_ipu": list(config.layers_per_ipu),
             "threads": torch.get_num_threads(),
+            "executable_cache": self._cache,
         }
 
     def close(self) -> None:
@@ -192,6 +204,10 @@ class IpuEngine(Engine):
                 raise RecipeError(["training.max_grad_norm: poptorch's LAMB does not clip; leave it out"])
             return poptorch.optim.LAMB(groups, **common, **types)
         return poptorch.optim.SGD(groups, **common, **clip, use_combined_accum=True)
+
+
+def _files_in(folder: str) -> int:
+    return sum(1 for path in Path(folder).glob("*") if path.is_file()) if folder else 0
 
 
 def _optimizer_state(optimizer: Any, state: TrainingState) -> Dict[str, Any]:

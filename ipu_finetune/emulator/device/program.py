@@ -47,6 +47,7 @@ class Emulation:
         underflow_share: share of zeros among the fp16 gradients of the last update; None without fp16 parameters.
         layout: stages and IPUs, once compiled.
         ipus: IPUs that a real run would reserve.
+        executable_cache: ``hit``, ``miss`` or ``off``, once compiled.
     """
 
     def __init__(self) -> None:
@@ -57,6 +58,7 @@ class Emulation:
         self.underflow_share: Optional[float] = None
         self.layout: Optional[Layout] = None
         self.ipus: Optional[int] = None
+        self.executable_cache = "off"
         self._warned_underflow = False
 
     @property

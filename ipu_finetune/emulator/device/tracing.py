@@ -7,6 +7,7 @@ attributes that the model changes are noted. Weights, buffers, random states and
 
 import contextlib
 import dataclasses
+import hashlib
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
@@ -34,6 +35,7 @@ class Trace:
         outputs: number of tensors returned.
         changed_buffers: names of the buffers that the model writes into.
         stateful: modules whose plain attributes the forward pass changes.
+        fingerprint: SHA-256 of the operations and their shapes, in order.
     """
 
     layout: Layout
@@ -41,20 +43,32 @@ class Trace:
     outputs: int
     changed_buffers: List[str]
     stateful: List[nn.Module]
+    fingerprint: str
 
 
-class _CountOperations(TorchDispatchMode):
-    """Tells the layout of every operation that reaches a kernel."""
+class _WatchOperations(TorchDispatchMode):
+    """Tells the layout of every operation that reaches a kernel, and takes the graph's fingerprint."""
 
     def __init__(self, tracer: LayoutTracer) -> None:
         super().__init__()
         self._tracer = tracer
+        self.digest = hashlib.sha256()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Autograd's bookkeeping is no operation of the model.
         if func is not torch.ops.aten.detach.default:
             self._tracer.operation()
+            self.digest.update(f"{func} {[_signature(each) for each in args]}\n".encode())
         return func(*args, **(kwargs or {}))
+
+
+def _signature(value: Any) -> Any:
+    """Describe an argument by what shapes the graph: a tensor by its type and shape, never by its values."""
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), tuple(value.shape))
+    if isinstance(value, (list, tuple)):
+        return [_signature(each) for each in value]
+    return value if isinstance(value, (int, float, str, bool, type(None))) else str(type(value))
 
 
 @contextlib.contextmanager
@@ -90,7 +104,7 @@ def trace(
         stateful: List[nn.Module] = []
         try:
             with running(plan.training, tracer), torch.set_grad_enabled(plan.training):
-                with LossRecorder() as recorder, _CountOperations(tracer):
+                with LossRecorder() as recorder, _WatchOperations(tracer) as operations:
                     outputs = call(model, arguments)
                 finder = LossFinder(recorder.finish(), outputs) if plan.training else None
             weights.check_assignments()
@@ -106,6 +120,7 @@ def trace(
         outputs=len(tensors),
         changed_buffers=[weight.name for weight in changed if not weight.is_parameter],
         stateful=stateful,
+        fingerprint=operations.digest.hexdigest(),
     )
 
 

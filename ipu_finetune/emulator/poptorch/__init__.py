@@ -26,6 +26,7 @@ from ._hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from ._hooks import registerPostCompileHook, registerPreCompileHook
 from ._logging import setLogLevel
 from ._poplar_executor import PoplarExecutor
+from ._version import __version__ as __version__
 from .blocks import (
     BeginBlock,
     Block,
@@ -77,8 +78,6 @@ from .ops import (
     set_overlap_for_output,
 )
 from .options import Options, TensorLocationSettings
-
-__version__ = "3.3.0+emulated"
 
 #: the name of `OutputMode` before PopTorch 3
 AnchorMode = OutputMode

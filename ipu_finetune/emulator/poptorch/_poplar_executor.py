@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PoplarExecutor`: a model that is compiled at its first call and runs on the emulated IPU."""
 
+import dataclasses
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from ..device import nested, wrappers
+from ..device.cache import ExecutableCache, key_of
 from ..device.enums import ConnectionType, MeanReductionStrategy, OutputMode, ReductionType
 from ..device.errors import Error
 from ..device.layout import reserve_ipus
@@ -19,6 +21,7 @@ from ._hardware import uses_ipu_model
 from ._hooks import run_hooks
 from ._logging import logger
 from ._options_base import OptionsDict
+from ._version import __version__
 from .enums import CommGroupType
 from .optim._base import Optimizer
 from .optim._reading import read_optimizer
@@ -182,6 +185,7 @@ class PoplarExecutor:
         self.emulation.ipus = reserve_ipus(
             layout.ipus, plan.replicas, options.auto_round_num_ipus, enforce=not on_model
         )
+        self.emulation.executable_cache = self._look_up(program, plan)
         self._program = program
         self._compiled_for = shapes_of(arguments)
         self._executable_inputs = self._parser.split(self._compiled_for)
@@ -197,6 +201,16 @@ class PoplarExecutor:
             layout.forward_stages,
             self.emulation.ipus,
         )
+
+    def _look_up(self, program: Program, plan: Plan) -> str:
+        layout, settings = program.trace.layout, self._options._Popart.options
+        # What is streamed to the device at run time, and where files lie on the way, does not change what is compiled.
+        numbers = {name: value for name, value in vars(plan).items() if name not in ("seed", "strategy")}
+        popart = {key: value for key, value in settings.items() if key not in ("cachePath", "saveInitializersToFile")}
+        segments = [dataclasses.asdict(segment) for segment in layout.segments]
+        key = key_of(program.trace.fingerprint, {"plan": numbers, "popart": popart, "layout": segments}, __version__)
+        summary = {"ipus": self.emulation.ipus, "forward_stages": layout.forward_stages}
+        return ExecutableCache(settings.get("cachePath")).look_up(key, summary)
 
     def _note_oddities(self) -> None:
         if self._training and not any(module.training for module in self._user_model.modules()):
