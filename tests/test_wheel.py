@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A wheel built from the tree works away from it: its recipes, configs and data travel inside."""
 
+import json
 import os
 import subprocess
 import sys
@@ -54,3 +55,5 @@ def test_the_demo_starts_from_the_wheel(unpacked, tmp_path):
     summary = run(unpacked, tmp_path, "minilm", "squad-sample", "--max-steps", "1", "--output", "out")
     assert "minilm-squad-sample on emulator: f1" in summary
     assert (tmp_path / "out" / "model" / "model.safetensors").exists()
+    # The learning rate of the first update is 0, so this is the untrained model.
+    assert json.loads((tmp_path / "out" / "record.json").read_text())["metrics"]["f1"] < 10

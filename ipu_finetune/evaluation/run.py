@@ -214,7 +214,8 @@ class _Job:
             for note in ipu_config.notes(layout):
                 self.say(f"note: {note}")
             table = " · ".join(f"IPU{i}: {n}" for i, n in enumerate(layout["layers_per_ipu"]))
-            self.say(f"layout: {table} layers · {layout['replication_factor']} replicas")
+            replicas = layout["replication_factor"]
+            self.say(f"layout: {table} layers · {replicas} replica{'s' if replicas > 1 else ''}")
         return layout
 
     def _features(self, task: Any, questions: Any, what: str) -> Any:

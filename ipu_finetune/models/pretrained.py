@@ -109,6 +109,7 @@ _DROPOUT_FIELDS = (
     "attention_probs_dropout_prob",
     "dropout",
     "attention_dropout",
+    "qa_dropout",
     "resid_pdrop",
     "embd_pdrop",
     "attn_pdrop",

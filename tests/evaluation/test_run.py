@@ -208,3 +208,28 @@ def test_u70_no_token_is_needed_to_train_and_a_push_without_one_stops_before_any
     with pytest.raises(IpuFinetuneError, match="token"):
         finetune(recipe, target="cpu", output=str(tmp_path / "pushed"))
     assert not (tmp_path / "pushed").exists()
+
+
+def test_u43_a_model_without_a_device_config_gets_the_built_in_one_that_fits_and_is_told(
+    tiny_recipe, tiny_model, tmp_path, capsys
+):
+    folder = tmp_path / "distilbert"
+    config = transformers.DistilBertConfig(
+        vocab_size=30522, dim=16, n_layers=6, n_heads=2, hidden_dim=32, max_position_embeddings=64
+    )
+    transformers.DistilBertModel(config).save_pretrained(str(folder), safe_serialization=True)
+    transformers.DistilBertTokenizerFast(vocab_file=str(tiny_model / "vocab.txt")).save_pretrained(str(folder))
+    recipe = tiny_recipe(
+        model__checkpoint=str(folder),
+        ipu__config="auto",
+        ipu__layers_per_ipu=None,
+        ipu__inference_layers_per_ipu=None,
+        training__global_batch_size=12,
+        training__max_steps=1,
+    )
+    run = finetune(recipe, target="emulator", output=str(tmp_path / "run"), progress=True)
+    said = capsys.readouterr().err
+    assert "distilbert" in said
+    assert "IPU0: 2 · IPU1: 4 layers" in said
+    assert run.metrics["examples"] == 12
+    assert json.loads((tmp_path / "run" / "ipu_config.json").read_text())["layers_per_ipu"] == [2, 4]
