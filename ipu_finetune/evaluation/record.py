@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The run record: what was run, where, how well and how fast. Figures only; no text of the data set."""
 
+import dataclasses
+import datetime
 import math
 import platform
 import resource
@@ -8,14 +10,18 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipu_finetune import recipe as recipes
 from ipu_finetune.batching import BatchPlan
+from ipu_finetune.targets import Target
 from ipu_finetune.training.checkpoint import Progress
+from ipu_finetune.training.loop import Outcome
+from ipu_finetune.training.order import order_hash
 
-__all__ = ["SCHEMA_VERSION", "batch_section", "environment", "throughput", "without_non_numbers"]
+__all__ = ["SCHEMA_VERSION", "build", "environment", "status", "summary"]
 
 SCHEMA_VERSION = 1
 
@@ -145,3 +151,87 @@ def _git_commit() -> Optional[str]:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() or None
+
+
+def build(
+    recipe: recipes.Recipe,
+    target: Target,
+    plan: BatchPlan,
+    outcome: Outcome,
+    metrics: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    source: Any,
+    train: Any,
+    validation: Any,
+    started: float,
+    phases: Mapping[str, float],
+) -> Dict[str, Any]:
+    """Return the content of `record.json`.
+
+    Args:
+        recipe: that was run.
+        target: where.
+        plan: the batch arithmetic.
+        outcome: of the training loop.
+        metrics: of the evaluation at the end.
+        facts: of the engine.
+        source: of the data.
+        train: features.
+        validation: features.
+        started: seconds since the epoch.
+        phases: seconds spent outside of the loop.
+    """
+    progress = outcome.progress
+    seconds = {**phases, **progress.seconds}
+    seconds["evaluate"] = phases.get("evaluate", 0.0) + progress.seconds.get("evaluate", 0.0)
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "recipe": recipe.name,
+        "recipe_sha256": recipes.fingerprint(recipe),
+        "data_sha256": source.sha256,
+        "features_sha256": {"train": train.fingerprint, "validation": validation.fingerprint},
+        "order_sha256": order_hash(plan, recipe.training.seed),
+        "started": datetime.datetime.fromtimestamp(started).astimezone().isoformat(timespec="seconds"),
+        "target": target.name,
+        "emulated": target.emulated,
+        "hardware": facts,
+        "status": status(progress, complete=progress.step >= plan.planned_updates),
+        "batch": batch_section(plan, progress),
+        "metrics": metrics,
+        "evaluations": outcome.evaluations,
+        "goal": dataclasses.asdict(recipe.goal) if recipe.goal else None,
+        "loss": {"first": outcome.first_loss, "last": outcome.last_loss},
+        "nonfinite_steps": progress.nonfinite_steps,
+        "skipped_steps": progress.skipped_steps,
+        "restarts": progress.restarts,
+        "manual_interventions": [],
+        "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
+        "throughput": throughput(plan, progress, target.emulated),
+        "real_token_share": round(train.real_tokens / max(1, len(train) * recipe.task.max_length), 4),
+        "peak_memory_bytes": peak_memory_bytes(),
+    }
+    return without_non_numbers(content)
+
+
+def summary(
+    folder: Path, target: Target, recipe: recipes.Recipe, metrics: Mapping[str, Any], content: Mapping[str, Any]
+) -> str:
+    """Return the few lines that the terminal shows at the end of a run."""
+    quality = " · ".join(f"{name} {value:.2f}" for name, value in _shown_metrics(metrics))
+    lines = [f"{recipe.name} on {target.name}: {quality} ({metrics.get('examples', 0):,} examples)"]
+    rate = content["throughput"]["sequences_per_second"]
+    label = " (emulated: this is not IPU speed)" if target.emulated else ""
+    if rate is not None:
+        tokens = content["throughput"]["real_tokens_per_second"]["median"]
+        lines.append(f"throughput {rate['median']:.1f} sequences/s, {tokens:,.0f} real tokens/s{label}")
+    if content["nonfinite_steps"]:
+        lines.append(f"WARNING: {content['nonfinite_steps']} updates had a non-finite loss (nonfinite_steps)")
+    if recipe.goal is not None and recipe.goal.metric in metrics:
+        lines.append(f"goal: {recipe.goal.metric} {recipe.goal.value} ({recipe.goal.source})")
+    lines.append(f"run folder: {folder}")
+    return "\n".join(lines)
+
+
+def _shown_metrics(metrics: Mapping[str, Any]) -> List[Tuple[str, float]]:
+    shown = [name for name in ("f1", "exact_match") if name in metrics]
+    return [(name, float(metrics[name])) for name in shown]

@@ -3,18 +3,15 @@
 
 import contextlib
 import dataclasses
-import datetime
 import importlib
 import logging
-import os
 import shutil
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Union
 
-import safetensors
 import torch
 import transformers
 from tqdm.auto import tqdm
@@ -24,7 +21,6 @@ from ipu_finetune import recipe as recipes
 from ipu_finetune.batching import BatchPlan, gradient_accumulation
 from ipu_finetune.errors import CheckpointError, RecipeError
 from ipu_finetune.evaluation import record, run_folder
-from ipu_finetune.inference.pipeline import SETTINGS_FILE
 from ipu_finetune.models import hub, pretrained
 from ipu_finetune.training import checkpoint, loop
 from ipu_finetune.training.engine import Engine
@@ -182,16 +178,19 @@ class _Job:
             with self._clock("evaluate"):
                 metrics = evaluate()
             with self._clock("save"):
-                self._save_model(model_class, config, engine.plain_state(), tokenizer, layout)
+                state = engine.plain_state()
+                run_folder.save_model(self.folder, model_class, config, state, tokenizer, layout, recipe.task)
             facts = engine.facts
         finally:
             engine.close()
-        content = self._record(plan, outcome, metrics, facts, splits, train, validation, started)
+        content = record.build(
+            recipe, self.target, plan, outcome, metrics, facts, splits.source, train, validation, started, self.seconds
+        )
         path = self.folder / "record.json"
         run_folder.write_json(path, content)
         if recipe.model.push_to_hub is not None:
             self.say(f"pushed to {hub.push_folder(self.folder / 'model', recipe.model.push_to_hub)}")
-        summary = _summary(self.folder, self.target, recipe, metrics, content)
+        summary = record.summary(self.folder, self.target, recipe, metrics, content)
         return Run(str(self.folder), self.target.name, self.target.emulated, metrics, str(path), summary)
 
     # --- what is known before anything heavy -------------------------------------------------------------------
@@ -330,75 +329,6 @@ class _Job:
             bar.set_postfix_str(f"executable cache: {engine.facts.get('executable_cache', 'none')}")
             bar.update()
 
-    # --- what is left behind -----------------------------------------------------------------------------------
-
-    def _save_model(
-        self, model_class: Any, config: Any, state: Dict[str, torch.Tensor], tokenizer: Any, layout: Dict[str, Any]
-    ) -> None:
-        """Write the plain Transformers checkpoint, its IPU config and the task's settings; aside first."""
-        final, aside = self.folder / "model", self.folder / f".model-{os.getpid()}"
-        try:
-            shutil.rmtree(aside, ignore_errors=True)
-            with torch.device("meta"):  # only the class and its config are needed, the weights are in `state`
-                model = model_class(config)
-            model.save_pretrained(
-                str(aside), state_dict={name: tensor.float() for name, tensor in state.items()}, safe_serialization=True
-            )
-            tokenizer.save_pretrained(str(aside))
-            run_folder.write_json(aside / "ipu_config.json", layout)
-            run_folder.write_json(aside / SETTINGS_FILE, {"task": recipes.to_dict(self.recipe)["task"]})
-            shutil.rmtree(final, ignore_errors=True)
-            os.rename(aside, final)
-        # safetensors wraps the operating system's error into its own.
-        except (OSError, safetensors.SafetensorError) as error:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise CheckpointError(
-                f"the model could not be written to {final} ({error}); make room, then continue with --resume"
-            ) from error
-
-    def _record(
-        self,
-        plan: BatchPlan,
-        outcome: loop.Outcome,
-        metrics: Dict[str, Any],
-        facts: Dict[str, Any],
-        splits: Any,
-        train: Any,
-        validation: Any,
-        started: float,
-    ) -> Dict[str, Any]:
-        progress, recipe = outcome.progress, self.recipe
-        seconds = {phase: round(value, 3) for phase, value in {**self.seconds, **progress.seconds}.items()}
-        seconds["evaluate"] = round(self.seconds.get("evaluate", 0) + progress.seconds.get("evaluate", 0), 3)
-        complete = progress.step >= plan.planned_updates
-        content = {
-            "schema_version": record.SCHEMA_VERSION,
-            "recipe": recipe.name,
-            "recipe_sha256": recipes.fingerprint(recipe),
-            "data_sha256": splits.source.sha256,
-            "features_sha256": {"train": train.fingerprint, "validation": validation.fingerprint},
-            "order_sha256": order_hash(plan, recipe.training.seed),
-            "started": datetime.datetime.fromtimestamp(started).astimezone().isoformat(timespec="seconds"),
-            "target": self.target.name,
-            "emulated": self.target.emulated,
-            "hardware": facts,
-            "status": record.status(progress, complete),
-            "batch": record.batch_section(plan, progress),
-            "metrics": metrics,
-            "evaluations": outcome.evaluations,
-            "goal": dataclasses.asdict(recipe.goal) if recipe.goal else None,
-            "loss": {"first": outcome.first_loss, "last": outcome.last_loss},
-            "nonfinite_steps": progress.nonfinite_steps,
-            "skipped_steps": progress.skipped_steps,
-            "restarts": progress.restarts,
-            "manual_interventions": [],
-            "seconds": seconds,
-            "throughput": record.throughput(plan, progress, self.target.emulated),
-            "real_token_share": round(train.real_tokens / max(1, len(train) * recipe.task.max_length), 4),
-            "peak_memory_bytes": record.peak_memory_bytes(),
-        }
-        return record.without_non_numbers(content)
-
     @contextlib.contextmanager
     def _clock(self, phase: str) -> Iterator[None]:
         begun = time.perf_counter()
@@ -431,26 +361,3 @@ def _clear(folder: Path) -> None:
     for name in ("record.json", "metrics.jsonl", "recipe.json", "data.json", "environment.json", "ipu_config.json"):
         with contextlib.suppress(FileNotFoundError):
             (folder / name).unlink()
-
-
-def _summary(
-    folder: Path, target: targets.Target, recipe: recipes.Recipe, metrics: Dict[str, Any], content: Dict[str, Any]
-) -> str:
-    quality = " · ".join(f"{name} {value:.2f}" for name, value in _shown_metrics(metrics))
-    lines = [f"{recipe.name} on {target.name}: {quality} ({metrics.get('examples', 0):,} examples)"]
-    rate = content["throughput"]["sequences_per_second"]
-    label = " (emulated: this is not IPU speed)" if target.emulated else ""
-    if rate is not None:
-        tokens = content["throughput"]["real_tokens_per_second"]["median"]
-        lines.append(f"throughput {rate['median']:.1f} sequences/s, {tokens:,.0f} real tokens/s{label}")
-    if content["nonfinite_steps"]:
-        lines.append(f"WARNING: {content['nonfinite_steps']} updates had a non-finite loss (nonfinite_steps)")
-    if recipe.goal is not None and recipe.goal.metric in metrics:
-        lines.append(f"goal: {recipe.goal.metric} {recipe.goal.value} ({recipe.goal.source})")
-    lines.append(f"run folder: {folder}")
-    return "\n".join(lines)
-
-
-def _shown_metrics(metrics: Dict[str, Any]) -> List[Tuple[str, float]]:
-    shown = [name for name in ("f1", "exact_match") if name in metrics]
-    return [(name, float(metrics[name])) for name in shown]

@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's folder: where it lies, what may be in it, and files that are written whole or not at all."""
 
+import dataclasses
 import datetime
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, List, Mapping, Optional
+
+import safetensors
+import torch
 
 from ipu_finetune.errors import CheckpointError
+from ipu_finetune.inference.pipeline import SETTINGS_FILE
 
-__all__ = ["prepare", "to_resume", "write_json"]
+__all__ = ["prepare", "save_model", "to_resume", "write_json"]
 
 _MARKS = ("recipe.json", "record.json", "checkpoints", "model")
 
@@ -91,3 +97,38 @@ def write_json(path: Path, content: Any) -> None:
         os.replace(aside, path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written ({error.strerror or error})") from error
+
+
+def save_model(
+    folder: Path,
+    model_class: Any,
+    config: Any,
+    state: Mapping[str, torch.Tensor],
+    tokenizer: Any,
+    layout: Mapping[str, Any],
+    task: Any,
+) -> None:
+    """Write `model/`: a plain Transformers checkpoint, its IPU config and the task's settings; aside first.
+
+    Raises:
+        CheckpointError: it could not be written.
+    """
+    final, aside = folder / "model", folder / f".model-{os.getpid()}"
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        with torch.device("meta"):  # only the class and its config are needed, the weights are in `state`
+            model = model_class(config)
+        model.save_pretrained(
+            str(aside), state_dict={name: tensor.float() for name, tensor in state.items()}, safe_serialization=True
+        )
+        tokenizer.save_pretrained(str(aside))
+        write_json(aside / "ipu_config.json", layout)
+        write_json(aside / SETTINGS_FILE, {"task": dataclasses.asdict(task)})
+        shutil.rmtree(final, ignore_errors=True)
+        os.rename(aside, final)
+    # safetensors wraps the operating system's error into its own.
+    except (OSError, safetensors.SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise CheckpointError(
+            f"the model could not be written to {final} ({error}); make room, then continue with --resume"
+        ) from error
