@@ -266,6 +266,7 @@ def _stop_signals() -> Iterator[threading.Event]:
         if event.is_set():
             raise KeyboardInterrupt
         event.set()
+        logger.warning("stopping after the update that is running, with a checkpoint; once more stops at once, without")
 
     for number in before:
         signal.signal(number, handle)
