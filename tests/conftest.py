@@ -16,12 +16,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_ignore_collect(collection_path):
-    """Where torch is missing, only the modules of the pure rooms are collected."""
-    if importlib.util.find_spec("torch") is not None or collection_path.suffix != ".py":
+    """Where torch is missing, only what tests the pure rooms is collected; a folder's conftest may need torch too."""
+    if importlib.util.find_spec("torch") is not None:
         return None
-    if not collection_path.name.startswith("test_"):
-        return None
-    return True if "pytest.mark.pure" not in collection_path.read_text(encoding="utf-8") else None
+    if collection_path.is_dir():
+        files = list(collection_path.rglob("test_*.py"))
+    else:
+        files = [collection_path] if collection_path.name.startswith("test_") else []
+    pure = any("pytest.mark.pure" in path.read_text(encoding="utf-8") for path in files)
+    return True if files and not pure else None
 
 
 @pytest.fixture(scope="session")
