@@ -95,3 +95,26 @@ def test_no_row_and_an_unknown_policy_are_errors(build):
         build()(columns(0, 128))
     with pytest.raises(UsageError, match="too_long='cut'"):
         build(too_long="cut")
+
+
+def test_u01_evaluation_gives_exactly_1003_predictions_in_order(model):
+    from ipu_finetune import emulator
+
+    emulator.install()
+    from ipu_finetune.inference.ipu_model import IpuPredictor, build_ipu_config
+
+    config = build_ipu_config(
+        {
+            "layers_per_ipu": [2],
+            "inference_layers_per_ipu": [2],
+            "inference_device_iterations": 4,
+            "inference_replication_factor": 2,
+        }
+    )
+    predictor = IpuPredictor(model, config, INPUTS, OUTPUTS, 4)
+    assert predictor.batch == 32
+    given = columns(1003, 8)
+    for ours, theirs in zip(predictor(given), expected(model, given)):
+        assert ours.shape == (1003, 8)
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    predictor.close()
