@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tests share; nothing heavy is imported before a test asks for it."""
 
+import atexit
 import importlib.util
 import json
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,10 @@ import pytest
 # Tiny models gain nothing from more threads, and on a busy machine lose a lot. Set before torch is imported, and for the
 # commands that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A virtual pod of their own: nobody else's emulator takes IPUs from these tests, nor they from it.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="ipu-finetune-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 ROOT = Path(__file__).resolve().parents[1]
 

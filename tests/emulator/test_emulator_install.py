@@ -83,7 +83,7 @@ def test_every_public_name_exists_and_is_listed(installed):
 
     for name in poptorch.__all__:
         assert hasattr(poptorch, name), name
-    assert list(poptorch.__all__) == sorted(poptorch.__all__)
+    assert len(set(poptorch.__all__)) == len(poptorch.__all__)
 
 
 def test_the_distribution_has_a_version_while_installed():
@@ -207,9 +207,8 @@ def test_poprun_tells_an_instance_where_it_is(installed, instance):
     assert counts == (4, 8, 2)
     assert (popdist.getInstanceIndex(), popdist.getLocalInstanceIndex(), popdist.getNumIpusPerReplica()) == (3, 1, 4)
     assert popdist.getReplicaIndexOffset() == 6
-    popdist.checkNumIpusPerReplica(4)
-    with pytest.raises(IpuFinetuneError, match="--ipus-per-replica 4"):
-        popdist.checkNumIpusPerReplica(2)
+    assert popdist.checkNumIpusPerReplica(4)
+    assert not popdist.checkNumIpusPerReplica(2)
 
 
 def test_popdists_options_take_replicas_and_process_from_poprun(installed, instance):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
+from emulator_oracle import options
 
 from ipu_finetune.emulator import poptorch
 from ipu_finetune.emulator.poptorch import MatMulSerializationMode, OverlapMode
@@ -44,36 +45,104 @@ def test_memory_and_overlap_annotations():
         poptorch.set_overlap_for_output(x, "none")
 
 
-def test_scopes_change_nothing():
-    with poptorch.NameScope("layer"), poptorch.Attribute(__outline={"layer": "a"}):
-        assert (torch.ones(1) + 1).item() == 2
+def test_annotations_are_identities_in_a_compiled_model():
+    class Model(torch.nn.Module):
+        def forward(self, x, w):
+            with poptorch.NameScope("layer"), poptorch.Attribute(__outline={"layer": "a"}):
+                y = poptorch.serializedMatMul(x, w, MatMulSerializationMode.ReducingDim, 2, keep_precision=True)
+            return poptorch.nop(poptorch.set_available_memory(poptorch.recomputationCheckpoint(y), 0.2))
+
+    x, w = torch.randn(3, 4), torch.randn(4, 2)
+    torch.testing.assert_close(poptorch.inferenceModel(Model())(x, w), x @ w)
+
+
+def test_attributes_nest():
+    in_force = poptorch.Attribute
+    with poptorch.NameScope("layer"), poptorch.Attribute(__outline={"layer": "a", "kind": "b"}):
+        with poptorch.Attribute(__outline={"layer": "c"}, other={"x": "y"}):
+            assert in_force._current_attrs == {"__outline": {"layer": "c", "kind": "b"}, "other": {"x": "y"}}
+        assert in_force._current_attrs == {"__outline": {"layer": "a", "kind": "b"}}
+    assert in_force._current_attrs == {}
+
+
+def test_scopes_check_their_arguments():
     with pytest.raises(AssertionError, match="NameScope"):
         poptorch.NameScope(3)
+    for attributes in ({"__outline": "a"}, {"__outline": {"layer": 3}}):
+        with pytest.raises(poptorch.Error, match="Attribute '__outline'"):
+            poptorch.Attribute(**attributes)
 
 
-def test_multiconv_checks_its_settings():
-    outer = poptorch.MultiConv().availableMemoryProportions((0.1, 0.2)).partialsTypes(torch.half)
-    with outer.perConvReservedTiles(50), pytest.raises(poptorch.Error, match="Nested"), poptorch.MultiConv():
-        pass
-    for name, value in [("availableMemoryProportions", 3.0), ("enableConvDithering", 1), ("cycleBackOff", 2.0)]:
-        with pytest.raises(AssertionError, match="Invalid"):
-            getattr(poptorch.MultiConv(), name)(value)
-    with pytest.raises(ValueError, match="Invalid partials"):
-        poptorch.MultiConv().partialsTypes(torch.float64)
+# ---- printing
 
 
-def test_a_printed_tensor_shows_itself_and_its_gradient(capsys):
+class Printing(torch.nn.Module):
+    def __init__(self, *settings, **more):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor([[2.0]]))
+        self.settings, self.more = settings, more
+
+    def forward(self, x):
+        y = poptorch.ipu_print_tensor(x * self.w, *self.settings, **self.more)
+        return poptorch.identity_loss(y * 3, "sum") if self.training else y
+
+
+def printed(capfd, model, *inputs):
+    poptorch.inferenceModel(model.eval())(*inputs)
+    return capfd.readouterr().err
+
+
+def test_a_tensor_is_printed_at_every_micro_batch(capfd):
+    opts = options(D=2)
+    model = poptorch.inferenceModel(Printing("doubled", digits=2).eval(), opts)
+    model(torch.tensor([[1.0], [4.0]]))
+    model(torch.tensor([[2.0], [3.0]]))
+    lines = [line for line in capfd.readouterr().err.splitlines() if "(" in line and "." in line]
+    assert [line.strip() for line in lines] == ["(2.0)", "(8.0)", "(4.0)", "(6.0)"]
+
+
+@pytest.mark.parametrize("print_gradient", [True, False])
+def test_its_gradient_is_printed_in_training(capfd, print_gradient):
+    model = Printing("doubled", print_gradient, digits=2)
+    poptorch.trainingModel(model, optimizer=poptorch.optim.SGD(model.parameters(), lr=0.5))(torch.tensor([[1.0]]))
+    text = capfd.readouterr().err
+    assert "doubled: (\n (2.0)\n)" in text
+    assert ("doubled_gradient: (\n (3.0)\n)" in text) is print_gradient
+    # and the printed tensor trains as any other: w - lr * 3 * x
+    assert model.w.item() == 2 - 0.5 * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "text"),
+    [
+        ({"digits": 4}, [[1.0, 20.0]], "(\n ( 2.00, 40.00)\n)"),
+        ({"digits": 3, "float_format": "scientific", "separator": ";"}, [[1.0, 2.0]], "(\n (2.00e+00;4.00e+00)\n)"),
+        ({"digits": 0, "open_bracket": "[", "close_bracket": "]"}, [[0.5, 100.25]], "[\n [1, 200.5]\n]"),
+        ({"digits": 3, "max_line_width": 13}, [[1.0, 2.0, 3.0]], "(\n (2.00, 4.00,\n   6.00)\n)"),
+        ({"digits": 3, "max_line_width": 0}, [[1.0] * 40], "(\n (" + ", ".join(["2.00"] * 40) + ")\n)"),
+        ({"digits": 2, "summarise_threshold": 4, "edge_items": 1}, [[1.0, 2.0, 3.0, 4.0, 5.0]], "(\n ( 2, ..., 10)\n)"),
+        ({"digits": 4}, [[1e-7, 1.0]], "(\n (2.000e-07, 2.000e+00)\n)"),
+        ({"digits": 4}, [[float("nan"), 1.0]], "(\n (  nan, 2.000)\n)"),
+    ],
+)
+def test_the_text_follows_its_settings(capfd, settings, values, text):
+    assert f"t: {text}\n" in printed(capfd, Printing("t", **settings), torch.tensor(values))
+
+
+def test_printing_outside_of_a_model_is_the_identity(capfd):
     x = torch.ones(1, requires_grad=True)
-    (poptorch.ipu_print_tensor(x * 2, "doubled") * 3).backward()
-    printed = capsys.readouterr().out
-    assert "doubled: tensor([2.])" in printed
-    assert "Gradient___doubled: tensor([3.])" in printed
+    assert poptorch.ipu_print_tensor(x, "x") is x
+    assert capfd.readouterr().err == ""
+    with pytest.raises(poptorch.Error, match="ipu print tensor must take a torch.tensor"):
+        poptorch.ipu_print_tensor(3)
+    with pytest.raises(poptorch.Error, match="float_format must be one of auto, fixed"):
+        poptorch.ipu_print_tensor(x, float_format="hex")
 
 
 # ---- slices
 
 
-@pytest.mark.parametrize(("start", "size", "step"), [(0, 3, 1), (2, 2, 1), (1, 4, 2)])
+@pytest.mark.parametrize(("start", "size", "step"), [(0, 3, 1), (2, 2, 1), (1, 4, 2), (1, 3, 2), (0, 1, 3)])
 def test_dynamic_slice_takes_rows_from_a_tensor_start(start, size, step):
     x = torch.arange(12).reshape(2, 6)
     found = poptorch.dynamic_slice(x, 1, torch.tensor([start]), size, step)
@@ -93,16 +162,53 @@ def test_dynamic_update_replaces_rows_and_leaves_the_input():
     assert x.sum() == 0
 
 
+def test_a_compiled_slice_starts_where_each_call_says():
+    class Model(torch.nn.Module):
+        def forward(self, x, start):
+            piece = poptorch.dynamic_slice(x, -1, start, 2, 1)
+            return piece, poptorch.dynamic_update(x, piece * 10, 1, start + 1, 2)
+
+    model = poptorch.inferenceModel(Model())
+    x = torch.arange(6.0).reshape(1, 6)
+    for start in (1, 3):
+        expected = x.clone()
+        expected[:, start + 1 : start + 3] = x[:, start : start + 2] * 10
+        piece, updated = model(x, torch.tensor([start]))
+        assert torch.equal(piece, x[:, start : start + 2])
+        assert torch.equal(updated, expected)
+
+
+def test_a_slice_that_leaves_the_dimension_goes_on_at_its_beginning():
+    x = torch.arange(4)
+    assert poptorch.dynamic_slice(x, 0, torch.tensor(3), 2, 1).tolist() == [3, 0]
+    assert poptorch.dynamic_update(x, torch.tensor([8, 9]), 0, torch.tensor(3), 2).tolist() == [9, 1, 2, 8]
+
+
+def test_the_size_of_a_compiled_slice_divides_the_dimension():
+    class Model(torch.nn.Module):
+        def forward(self, x, start):
+            return poptorch.dynamic_slice(x, 0, start, 3, 1)
+
+    with pytest.raises(
+        poptorch.Error, match=r"size of the slice \(3\) must be a factor of the slicing dimension \(8\)"
+    ):
+        poptorch.inferenceModel(Model())(torch.ones(8), torch.tensor([1]))
+
+
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        ((3, 0, torch.tensor(0), 1, 1), "tensor must be"),
-        ((torch.ones(4), "0", torch.tensor(0), 1, 1), "dim must be an integer"),
+        ((3, 0, torch.tensor(0), 1, 1), "must take a torch.tensor input"),
+        ((torch.ones(4), "0", torch.tensor(0), 1, 1), "Dimension must be an integer"),
         ((torch.ones(4), 2, torch.tensor(0), 1, 1), "out of range"),
-        ((torch.ones(4), 0, 0, 1, 1), "start must be"),
-        ((torch.ones(4), 0, torch.tensor(0.5), 1, 1), "one integer"),
+        ((torch.ones(4), 0, 0, 1, 1), "Slice start argument to dynamic_slice must be a torch.tensor"),
+        ((torch.ones(4), 0, torch.tensor(0.5), 1, 1), "integer typed"),
+        ((torch.ones(4), 0, torch.tensor(0), "1", 1), "Size must be an integer"),
         ((torch.ones(4), 0, torch.tensor(0), 5, 1), "size 5 is above"),
-        ((torch.ones(4), 0, torch.tensor(0), 3, 2), "must divide"),
+        ((torch.ones(4), 0, torch.tensor(0), 0, 1), "start and end of a slice must be different"),
+        ((torch.ones(4), 0, torch.tensor(0), -2, 1), "end less than the start is not supported"),
+        ((torch.ones(4), 0, torch.tensor(0), 2, 0), "Slicing step must be at least 1"),
+        ((torch.ones(4), 0, torch.tensor(0), 2, 1.0), "Step must be an integer"),
     ],
 )
 def test_dynamic_slice_names_a_wrong_argument(args, text):
@@ -110,60 +216,18 @@ def test_dynamic_slice_names_a_wrong_argument(args, text):
         poptorch.dynamic_slice(*args)
 
 
-@pytest.mark.parametrize("src", [torch.ones(2, dtype=torch.int64), torch.ones(1, 2)])
-def test_dynamic_update_needs_the_same_type_and_rank(src):
-    with pytest.raises(poptorch.Error, match="input (is|has)"):
+@pytest.mark.parametrize(
+    ("src", "text"),
+    [
+        (torch.ones(2, dtype=torch.int64), "must have same dtype"),
+        (torch.ones(1, 2), "same dimensionality"),
+        (torch.ones(3), r"must have the shape \(2,\)"),
+        (3, "Src argument to dynamic_update must be a torch.tensor"),
+    ],
+)
+def test_dynamic_update_names_a_wrong_argument(src, text):
+    with pytest.raises(poptorch.Error, match=text):
         poptorch.dynamic_update(torch.zeros(4), src, 0, torch.tensor(0), 2)
-
-
-# ---- control flow
-
-
-def test_cond_runs_one_body():
-    ran = []
-
-    def then(x):
-        ran.append("then")
-        return x + 1
-
-    def other(x):
-        ran.append("else")
-        return x, x
-
-    assert poptorch.cond(torch.tensor([True]), then, [torch.ones(1)], other, [torch.ones(1)])[0].item() == 2
-    assert len(poptorch.cond(torch.tensor(False), then, [torch.ones(1)], other, [torch.ones(1)])) == 2
-    assert ran == ["then", "else"]
-    with pytest.raises(ValueError, match="to be a list"):
-        poptorch.cond(torch.tensor(True), then, torch.ones(1), other, [torch.ones(1)])
-
-
-def test_for_loop_feeds_results_back_and_copies_its_inputs():
-    x = torch.ones(2)
-    found = poptorch.for_loop(3, lambda a: a.mul_(2), [x])
-    assert found[0].tolist() == [8, 8]
-    assert x.tolist() == [1, 1]
-    for inputs in (x, [3]):
-        with pytest.raises(ValueError, match="for_loop"):
-            poptorch.for_loop(1, lambda a: a, inputs)
-
-
-@pytest.mark.parametrize("name", ["cond", "for_loop"])
-def test_control_flow_is_refused_in_training(name):
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = torch.nn.Parameter(torch.ones(1))
-
-        def forward(self, x):
-            if name == "cond":
-                x = poptorch.cond(torch.tensor(True), lambda a: a, [x], lambda a: a, [x])[0]
-            else:
-                x = poptorch.for_loop(1, lambda a: a, [x])[0]
-            return poptorch.identity_loss(x * self.w, "sum")
-
-    with pytest.raises(poptorch.Error, match=rf"poptorch\.{name}\(\) is only supported in inference"):
-        poptorch.trainingModel(Model())(torch.ones(1))
-    poptorch.inferenceModel(Model())(torch.ones(1))
 
 
 # ---- custom operators
@@ -196,12 +260,40 @@ def test_a_replacement_must_return_what_the_example_shows():
 @pytest.mark.parametrize(
     ("attributes", "text"),
     [
-        ({3: 1}, "keys must be strings"),
-        ({"a": None}, "'a' must be"),
-        ({"a": [1, 2.0]}, "one type"),
-        ({"a": "é"}, "ASCII"),
+        ({3: 1}, "attribute keys must be strings"),
+        ({"a": None}, "'a': values must be"),
+        ({"a": []}, "must hold floats, ints or strings"),
+        ({"a": [[1]]}, "must hold floats, ints or strings"),
+        ({"a": [1, 2.0]}, "must all be the same"),
+        ({"a": "é"}, "é contains non-ASCII characters"),
+        ({"a": ["b", "é"]}, "é contains non-ASCII characters"),
+        ({"é": 1}, "é contains non-ASCII characters"),
     ],
 )
 def test_attributes_must_be_passable_to_compiled_code(attributes, text):
     with pytest.raises(ValueError, match=text):
         poptorch.custom_op([torch.ones(1)], "Cube", "other", 1, [torch.empty(1)], attributes)
+
+
+@pytest.mark.parametrize(("value", "text"), [(1e300, "1e\\+300 is too high"), ([1.0, -1e300], "-1e\\+300 is too low")])
+def test_numbers_must_fit_into_a_float(value, text):
+    with pytest.raises(poptorch.Error, match=f"{text} for a Popart float attribute"):
+        poptorch.custom_op([torch.ones(1)], "Cube", "other", 1, [torch.empty(1)], {"a": value})
+
+
+def test_attributes_reach_the_replacement_as_they_are():
+    seen = {}
+
+    def replacement(x, example_outputs, attributes):
+        seen.update(attributes)
+        return [x + 1]
+
+    poptorch.registerCustomOpReplacement("Look", replacement, domain="test.ops")
+    given = {"f": 1.5, "i": -3, "s": "x", "fs": [1.0, 2.0], "is": (1, 2), "ss": ["a", "b"], "inf": float("inf")}
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return poptorch.custom_op([x], "Look", "test.ops", 1, [x], given)[0]
+
+    assert poptorch.inferenceModel(Model())(torch.ones(2)).tolist() == [2, 2]
+    assert seen == given

@@ -223,17 +223,44 @@ def test_what_an_ipu_has_not_is_refused():
         optim.AdamW(model.parameters(), amsgrad=True)
     with pytest.raises(AssertionError, match=r"torch\.float16 or torch\.float32"):
         optim.Adam(model.parameters(), accum_type=torch.float64)
-    with pytest.raises(RuntimeError, match="only runs inside"):
-        optim.LAMB(model.parameters()).step()
 
 
-def test_settings_that_the_device_does_not_have_are_reported_once(caplog):
+@pytest.mark.parametrize("family", [torch.optim, optim], ids=["torch", "poptorch"])
+def test_attributes_that_appear_after_wrapping_are_reported_once(family, caplog):
     model, _ = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.param_groups[0]["flavour"] = 1
+    optimizer = family.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["flavour"] = optimizer.colour = 1
     training = poptorch.trainingModel(model, options(), optimizer)
     training.setOptimizer(optimizer)
-    assert caplog.text.count("Ignoring unexpected group 0 attribute in SGD optimizer: ['flavour']") == 1
+    assert "unexpected" not in caplog.text
+    optimizer.param_groups[0]["loss_scaling"] = optimizer.lr = 2
+    for _ in range(2):
+        training.setOptimizer(optimizer)
+    assert caplog.text.count("Ignoring unexpected group 0 attribute in SGD optimizer: ['loss_scaling']") == 1
+    assert caplog.text.count("Ignoring unexpected optimizer attribute in SGD optimizer: ['lr']") == 1
+
+
+def test_relaxed_checks_report_nothing_and_neither_does_a_scheduler(caplog):
+    model, _ = make()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    training = poptorch.trainingModel(model, options(relaxOptimizerAttributesChecks=True), optimizer)
+    optimizer.colour = 1
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    training.setOptimizer(optimizer)
+    assert "unexpected" not in caplog.text
+
+
+def test_a_subclass_is_reported_because_its_step_never_runs(caplog):
+    class Mine(torch.optim.SGD):
+        def step(self, closure=None):
+            raise RuntimeError("runs on the host")
+
+    model, _ = make()
+    training = train(model, Mine(model.parameters(), lr=0.1), steps=1)
+    training.setOptimizer(Mine(model.parameters(), lr=0.2))
+    assert caplog.text.count("does not run Python optimizer code") == 1
+    poptorch.trainingModel(make()[0], optimizer=optim.AdamW(model.parameters()))
+    assert caplog.text.count("does not run Python optimizer code") == 1
 
 
 def test_an_optimizer_made_before_the_layers_were_replaced_is_reported(caplog):
@@ -264,8 +291,223 @@ def test_the_state_is_named_by_slot_and_parameter():
     state = optimizer.state_dict()
     names = {f"{slot}___{name}" for slot in ("Accl1", "Accl2", "Step") for name, _ in model.named_parameters()}
     assert names <= set(state["ipu_state"])
+    assert set(state["ipu_state"]) == names
     assert state["ipu_state"]["Step___first.weight"] == 2
-    assert state["ipu_param"]["learningRate"] == 0.125
+    assert state["ipu_param"]["learningRate___specific___first.weight"] == 0.125
+    assert state["ipu_param"]["lossScaling_FLOAT"] == 1
+
+
+def test_a_snapshot_of_the_state_does_not_move_on_with_the_device():
+    model, _ = make()
+    optimizer = optim.AdamW(model.parameters(), lr=0.125)
+    training = train(model, optimizer, steps=1)
+    state = optimizer.state_dict()["ipu_state"]
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    assert optimizer.state_dict()["ipu_state"]["Accl1___first.weight"] is state["Accl1___first.weight"]
+    training(*data(3))
+    assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
+    assert not torch.equal(optimizer.state_dict()["ipu_state"]["Accl1___first.weight"], before["Accl1___first.weight"])
+
+
+# name of a factor -> what it is for lr 0.5, weight decay 0.25, loss scaling 4, momentum 0.75, dampening 0.5
+FACTORS = [
+    ("SGD", {}, {"scaledLearningRate0": 0.5 / 4, "weightDecayScaleFactor0": 1 - 0.5 * 0.25}),
+    (
+        "SGD",
+        {"momentum": 0.75, "dampening": 0.5},
+        {
+            "scaledLearningRate2": 0.5 / 4,
+            "scaledMomentum2": 0.75,
+            "dampeningScaleFactor2": 0.5 * 4 / 4,
+            "weightDecay": 0.25,
+        },
+    ),
+    (
+        "SGD",
+        {"momentum": 0.75, "dampening": 0.5, "use_combined_accum": True, "velocity_scaling": 8.0},
+        {
+            "scaledLearningRate1": 0.5 / 8,
+            "scaledMomentum1": 0.75,
+            "dampeningScaleFactor1": 0.5 * 8 / 4,
+            "scaledWeightDecay1": 0.5 * 0.25 * 8,
+        },
+    ),
+    (
+        "AdamW",
+        {"betas": (0.5, 0.75), "eps": 0.125},
+        {"learningRate": 0.5, "weightDecay": 0.25, "adamBeta1": 0.5, "adamBeta2": 0.75, "adamEps": 0.125},
+    ),
+    ("LAMB", {"max_weight_norm": 3.0}, {"learningRate": 0.5, "weightDecay": 0.25, "maxWeightNorm": 3}),
+    (
+        "RMSprop",
+        {"alpha": 0.5, "eps": 0.25, "momentum": 0.75},
+        {
+            "learningRate": 0.5,
+            "weightDecay": 0.25,
+            "adaptiveAlpha": 0.5,
+            "adaptiveEps": 0.25,
+            "adaptiveMomentum": 0.75,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "factors"), FACTORS)
+def test_settings_are_streamed_as_the_factors_of_the_update(kind, settings, factors):
+    model, _ = make()
+    optimizer = getattr(optim, kind)(model.parameters(), lr=0.5, weight_decay=0.25, loss_scaling=4.0, **settings)
+    poptorch.trainingModel(model, options(), optimizer).compile(*data(3))
+    found = optimizer.state_dict()["ipu_param"]
+    assert found.pop("lossScaling_FLOAT") == 4
+    expected = {
+        f"{name}___specific___{weight}": value
+        for name, value in factors.items()
+        for weight in dict(model.named_parameters())
+    }
+    assert {name: value.item() for name, value in found.items()} == expected
+
+
+@pytest.mark.parametrize(("kind", "settings", "factors"), FACTORS)
+def test_loaded_factors_drive_the_update_until_set_optimizer(kind, settings, factors):
+    def of(model, lr, decay):
+        return getattr(optim, kind)(model.parameters(), lr=lr, weight_decay=decay, loss_scaling=4.0, **settings)
+
+    model, other = make()
+    source, target = of(model, 0.5, 0.25), of(other, 0.0, 0.0)
+    reference, training = (
+        poptorch.trainingModel(each, options(), optimizer) for each, optimizer in ((model, source), (other, target))
+    )
+    reference.compile(*data(3))
+    training.compile(*data(3))
+    loaded = source.state_dict()["ipu_param"]
+    target.load_state_dict({**target.state_dict(), "ipu_param": loaded})
+    start = other.first.weight.detach().clone()
+    for _ in range(2):
+        reference(*data(3))
+        training(*data(3))
+    torch.testing.assert_close(other.first.weight.detach(), model.first.weight.detach())
+    assert {name: value.item() for name, value in target.state_dict()["ipu_param"].items()} == {
+        name: value.item() for name, value in loaded.items()
+    }
+    assert not torch.equal(other.first.weight, start)
+    training.setOptimizer(target)
+    frozen = other.first.weight.detach().clone()
+    training(*data(3))
+    assert torch.equal(other.first.weight, frozen)
+
+
+def test_a_factor_of_another_optimizer_is_refused():
+    model, _ = make()
+    optimizer = optim.Adam(model.parameters())
+    training = train(model, optimizer)
+    optimizer.load_state_dict(
+        {
+            "ipu_state": {},
+            "ipu_param": {"scaledLearningRate0___specific___first.weight": 1.0},
+            **torch.optim.Adam(model.parameters()).state_dict(),
+        }
+    )
+    with pytest.raises(poptorch.Error, match="'scaledLearningRate0___specific___first.weight', which this ADAM"):
+        training(*data(3))
+
+
+def test_what_is_loaded_is_what_is_read_back_until_the_next_run_merges_it():
+    model, _ = make()
+    optimizer = optim.Adam(model.parameters(), lr=0.25)
+    training = train(model, optimizer)
+    state = optimizer.state_dict()
+    part = {"Accl1___first.bias": torch.full((4,), 7.0)}
+    optimizer.load_state_dict({**state, "ipu_state": part, "ipu_param": {}})
+    assert list(optimizer.state_dict()["ipu_state"]) == ["Accl1___first.bias"]
+    training(*data(3))
+    assert set(optimizer.state_dict()["ipu_state"]) == set(state["ipu_state"])
+
+
+def test_an_offline_model_has_no_device_state():
+    model, _ = make()
+    optimizer = optim.Adam(model.parameters())
+    opts = options()
+    opts.useOfflineIpuTarget()
+    poptorch.trainingModel(model, opts, optimizer).compile(*data(3))
+    assert optimizer.state_dict()["ipu_state"] is None
+    assert optimizer.state_dict()["ipu_param"] is None
+
+
+def test_pytorchs_and_poptorchs_optimizer_of_one_kind_can_take_turns():
+    model, twin = make()
+    training = train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=1)
+    training.setOptimizer(optim.SGD(model.parameters(), lr=0.2))
+    training(*data(3, seed=1))
+    plain_step(twin, regression_loss, data(3, seed=0), torch.optim.SGD(twin.parameters(), lr=0.1))
+    plain_step(twin, regression_loss, data(3, seed=1), torch.optim.SGD(twin.parameters(), lr=0.2))
+    torch.testing.assert_close(model.first.weight.detach(), twin.first.weight.detach())
+
+
+def test_set_optimizer_does_not_fetch_weights():
+    model, _ = make()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    training = train(model, optimizer)
+    training.copyWeightsToHost = lambda: pytest.fail("the weights were fetched")
+    training.setOptimizer(optimizer)
+    optimizer.state_dict()
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "LAMB"])
+@pytest.mark.parametrize("slot", ["first_order_momentum_accum_type", "second_order_momentum_accum_type"])
+def test_accumulator_types_are_those_asked_for(kind, slot):
+    model, _ = make()
+    optimizer = getattr(optim, kind)(model.parameters(), **{slot: torch.float16})
+    train(model, optimizer, steps=1)
+    state = optimizer.state_dict()["ipu_state"]
+    half, single = ("Accl1", "Accl2") if slot.startswith("first") else ("Accl2", "Accl1")
+    assert state[f"{half}___first.weight"].dtype == torch.float16
+    assert state[f"{single}___first.weight"].dtype == torch.float32
+
+
+def test_an_fp16_gradient_accumulator_keeps_a_running_mean_in_the_executors_own_options():
+    model, _ = make()
+    opts = options(A=2)
+    opts.Training.setMeanAccumulationAndReplicationReductionStrategy(poptorch.MeanReductionStrategy.Post)
+    optimizer = optim.Adam(model.parameters(), accum_type=torch.float16)
+    training = poptorch.trainingModel(model, opts, optimizer)
+    training.compile(*data(4))
+    strategy = "meanAccumulationAndReplicationReductionStrategy"
+    assert getattr(training.options.Training, strategy) == poptorch.MeanReductionStrategy.Running
+    assert getattr(opts.Training, strategy) == poptorch.MeanReductionStrategy.Post
+    optimizer.accum_type = torch.float32
+    with pytest.raises(ValueError, match="is already compiled"):
+        training.setOptimizer(optimizer)
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda p: optim.LAMB(p, lr=0.1),
+        lambda p: optim.AdamW(p, lr=0.1, bias_correction=False),
+        lambda p: optim.RMSprop(p, lr=0.1, momentum=0.5, use_tf_variant=True),
+    ],
+)
+def test_optimizers_that_pytorch_has_not_can_step_on_the_host_too(make_optimizer):
+    model, twin = make()
+    train(model, make_optimizer(model.parameters()), steps=3)
+    plain = make_optimizer(twin.parameters())
+    for step in range(3):
+        plain_step(twin, regression_loss, data(3, seed=step), plain)
+    torch.testing.assert_close(model.first.weight.detach(), twin.first.weight.detach())
+
+
+def test_uploaded_settings_are_logged_once_and_mark_constants(caplog):
+    model, _ = make()
+    optimizer = optim.AdamW(model.parameters(), lr=0.5, weight_decay=0.25, accum_type=torch.float16)
+    with caplog.at_level("DEBUG", logger="ipu_finetune.emulator"):
+        training = train(model, optimizer, steps=1)
+        training.setOptimizer(optimizer)
+    line = next(line for line in caplog.text.splitlines() if "Updating group 0 optimizer with ADAMW" in line)
+    assert "learningRate=0.5," in line
+    assert "weightDecay=0.25," in line
+    assert "eps=1e-08 (const)" in line
+    assert "accumType=float16, firstOrderMomentumAccumType=float32" in line
+    assert caplog.text.count("Updating group 0 optimizer") == 1
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

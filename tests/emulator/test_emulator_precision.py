@@ -96,16 +96,22 @@ def test_a_skipped_step_does_not_advance_the_optimizer():
     training = poptorch.trainingModel(model, opts, optimizer)
     x = torch.ones(4, dtype=torch.float16)
     training(x, torch.full((4,), 10.0))
-    assert "Step___w" not in optimizer.state_dict()["ipu_state"]
+    assert optimizer.state_dict()["ipu_state"]["Step___w"] == 0
     training(x, torch.full((4,), 0.01))
     state = optimizer.state_dict()["ipu_state"]
     assert state["Step___w"] == 1
     assert state["lossScaleUpdateFactor"] == 32768.0
 
 
-def test_without_automatic_scaling_an_overflow_reaches_the_weights():
+@pytest.mark.parametrize("behaviour", ["clip", "ieee", "nan"])
+def test_without_automatic_scaling_an_overflow_reaches_the_weights(behaviour, monkeypatch):
+    monkeypatch.setenv("IPU_FINETUNE_EMULATED_OVERFLOW", behaviour)
     change, training = update(half=True, slope=10.0, scale=65536.0)
-    assert not torch.isfinite(change).any()
+    if behaviour == "clip":
+        # The gradient 10 * 65536 saturates at 65504, which is 0.9995 once the scale is taken out again.
+        assert torch.isfinite(change).all()
+    else:
+        assert not torch.isfinite(change).any()
     assert training.emulation.skipped_updates == 0
 
 
@@ -169,14 +175,11 @@ def fp16_reduction(strategy, gradient=20000.0, A=8):
     return -model.w.detach().float()
 
 
-def test_a_running_mean_in_fp16_does_not_overflow_where_a_sum_does():
-    running = fp16_reduction(MeanReductionStrategy.Running)
-    torch.testing.assert_close(running, torch.full((4,), 20000.0), rtol=1e-3, atol=0)
-    assert torch.isinf(fp16_reduction(MeanReductionStrategy.Post)).all()
-
-
-def test_fp16_accumulators_keep_a_running_mean_unless_told_otherwise():
-    torch.testing.assert_close(fp16_reduction(None), torch.full((4,), 20000.0), rtol=1e-3, atol=0)
+@pytest.mark.parametrize("strategy", [None, MeanReductionStrategy.Running, MeanReductionStrategy.Post])
+def test_fp16_accumulators_keep_a_running_mean_which_does_not_overflow(strategy, monkeypatch):
+    monkeypatch.setenv("IPU_FINETUNE_EMULATED_OVERFLOW", "ieee")
+    # The sum of 8 gradients of 20000 would be infinite.
+    torch.testing.assert_close(fp16_reduction(strategy), torch.full((4,), 20000.0), rtol=1e-3, atol=0)
 
 
 def test_fp32_accumulators_hold_the_sum_of_fp16_gradients():

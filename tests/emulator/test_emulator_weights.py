@@ -477,16 +477,16 @@ def test_attach_and_detach_in_turn():
     training = training_of(model)
     x, y = data(4)
     assert not training.isCompiled()
-    with pytest.raises(AssertionError, match="has not been compiled"):
+    with pytest.raises(poptorch.Error, match="has not been compiled"):
         training.detachFromDevice()
     training.compile(x, y)
     assert training.isCompiled()
     assert training.isAttachedToDevice()
-    with pytest.raises(AssertionError, match="already attached"):
+    with pytest.raises(poptorch.Error, match="already attached"):
         training.attachToDevice()
     training.detachFromDevice()
     assert not training.isAttachedToDevice()
-    with pytest.raises(AssertionError, match="not attached"):
+    with pytest.raises(poptorch.Error, match="not attached"):
         training.detachFromDevice()
     training(x, y)
     assert training.isAttachedToDevice()
@@ -532,7 +532,7 @@ def test_a_destroyed_model_compiles_again_for_another_size():
     training(*data(4))
     training.destroy()
     assert not training.isCompiled()
-    with pytest.raises(AssertionError, match="not been compiled or has been destroyed"):
+    with pytest.raises(poptorch.Error, match="not been compiled or has been destroyed"):
         training.copyWeightsToHost()
     training(*data(6))
     assert training.isCompiled()

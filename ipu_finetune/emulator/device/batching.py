@@ -97,6 +97,9 @@ class CombinedBatch:
         if tensor.requires_grad:
             _logger.warning("Input '%s' has requires_grad set; it was detached, gradients do not leave the IPU.", path)
             tensor = tensor.detach()
+        if tensor.is_inference():
+            # Transformers' pipelines call models in inference mode, whose tensors count no versions.
+            tensor = tensor.clone()
         if not tensor.is_contiguous():
             if not _warned_non_contiguous:
                 _logger.warning(
@@ -107,30 +110,30 @@ class CombinedBatch:
             tensor = tensor.contiguous()
         return to_device_dtype(tensor)
 
-    def micro_batch(self, iteration: int, step: int, replica: int, private: bool = False) -> Dict[str, Any]:
-        """Return the arguments of micro-batch (d, a, r); `private` ones are copies that the model may change."""
+    def tensors(self, iteration: int, step: int, replica: int) -> List[torch.Tensor]:
+        """Return the tensors of micro-batch (d, a, r), in the order of the arguments' leaves."""
         plan = self.plan
         index = (iteration * plan.accumulation + step) * plan.groups + plan.group(replica)
-        private = private or plan.group_size > 1
-        tensors = iter([pieces[index] for pieces in self._pieces])
+        pieces = [pieces[index] for pieces in self._pieces]
+        # Replicas that share an input must not see what another one does to it.
+        return [piece.clone() for piece in pieces] if plan.group_size > 1 else pieces
 
-        def take(_: torch.Tensor) -> torch.Tensor:
-            piece = next(tensors)
-            return piece.clone() if private else piece
-
-        return nested.rebuild(self.arguments, take)
+    def micro_batch(self, iteration: int, step: int, replica: int) -> Dict[str, Any]:
+        """Return the arguments of micro-batch (d, a, r)."""
+        tensors = iter(self.tensors(iteration, step, replica))
+        return nested.rebuild(self.arguments, lambda _: next(tensors))
 
     def write_back(self) -> None:
         """Copy what the model changed in place into the caller's tensors, as the device's input streams do."""
         for original, ready, version in zip(self._originals, self._inputs, self._versions):
             # A view shares its base's version counter, so untouched inputs are recognised without comparing values.
             if ready is not original and ready._version != version:
-                with torch.no_grad():
+                with torch.inference_mode(original.is_inference()), torch.no_grad():
                     original.copy_(ready)
 
 
 class OutputCollector:
-    """Gathers one output structure per micro-batch and returns what the output mode asks for.
+    """Gathers the outputs of every micro-batch and returns what the output mode asks for, in the model's structure.
 
     | mode | length of dimension 0, in micro-batches | content |
     |---|---|---|
@@ -140,10 +143,10 @@ class OutputCollector:
     | Sum | R | the sum over iterations and accumulation, per replica |
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, structure: Any) -> None:
         self.plan = plan
         self._columns: List[List[torch.Tensor]] = []
-        self._structure: Any = None
+        self._structure = structure
 
     def wanted(self, iteration: int, step: int) -> bool:
         """Whether the outputs of this micro-batch take part in what is returned."""
@@ -154,13 +157,11 @@ class OutputCollector:
             return (iteration + 1) % plan.output_period == 0
         return True
 
-    def add(self, iteration: int, step: int, replica: int, outputs: Any) -> None:
-        """Take the outputs of micro-batch (d, a, r)."""
+    def add(self, iteration: int, step: int, replica: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Take the output tensors of micro-batch (d, a, r)."""
         if not self.wanted(iteration, step):
             return
-        tensors = [leaf.detach() for _, leaf in nested.leaves(outputs) if isinstance(leaf, torch.Tensor)]
         if not self._columns:
-            self._structure = outputs
             self._columns = [[] for _ in tensors]
         for column, tensor in zip(self._columns, tensors):
             if self.plan.output_mode == OutputMode.Sum and len(column) > replica:

@@ -122,6 +122,13 @@ class LayoutTracer:
             self._enter(BlockStage("", 0, 0))
         self._segments[-1].operations += 1
 
+    def place(self) -> Dict[str, Any]:
+        """Return where the last operation lies: its segment's index, stage and IPU."""
+        if not self._segments:
+            return {}
+        last = self._segments[-1]
+        return {"segment": len(self._segments) - 1, "stage": last.stage, "ipu": last.ipu}
+
     def layout(self) -> "Layout":
         """Return what was found."""
         return Layout([segment for segment in self._segments if segment.operations or segment.blocks])

@@ -2,22 +2,21 @@
 """Which tensor the backward pass starts from.
 
 The loss is the result of `identity_loss` or of one of PyTorch's loss functions; one that feeds another is not final.
-While a model is traced every candidate is recorded and the final one found by walking the autograd graph. In later
-micro-batches it is taken from the outputs or from `identity_loss` at no cost; only a loss that is neither returned nor
-marked needs the recording again.
+While a model is traced every candidate is recorded and the final one found by walking the autograd graph.
 """
 
-import contextlib
-from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, List, Sequence, Set
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
-from . import nested
+from .casting import cast_parameters
 from .errors import Error
+from .refusals import review_function
 from .state import current
 
-__all__ = ["LossFinder", "LossRecorder"]
+__all__ = ["FunctionWatch", "final_loss"]
 
 _EXTRA = {"cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "nll_loss2d"}
 
@@ -30,8 +29,12 @@ def _is_loss_function(function: Any) -> bool:
     return module.startswith("torch") or type(function).__name__ == "builtin_function_or_method"
 
 
-class LossRecorder(TorchFunctionMode):
-    """Records the result of every PyTorch loss function that is called while it is active, and marked losses."""
+class FunctionWatch(TorchFunctionMode):
+    """Follows the PyTorch functions that user code calls while it is traced.
+
+    Results of loss functions are candidates for the final loss; the recorder is told which function is running, for its
+    messages; functions that would take values out of the graph are answered with those of the first micro-batch.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,6 +42,16 @@ class LossRecorder(TorchFunctionMode):
         self._marked = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        recorder = current.recorder
+        if recorder is not None:
+            name = getattr(func, "__name__", str(func))
+            recorder.function = name if "Tensor" not in getattr(func, "__qualname__", "") else f"Tensor.{name}"
+            if name in ("numpy", "tolist", "__array__") and args and isinstance(args[0], torch.Tensor):
+                value = recorder.take_out(args[0], recorder.function)
+                with _disable_current_modes():
+                    return getattr(value, name)(*args[1:], **(kwargs or {}))
+            args = cast_parameters(name, args)
+            review_function(recorder, func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and _is_loss_function(func):
             self._take_marked()
@@ -104,42 +117,3 @@ def final_loss(candidates: Sequence[torch.Tensor]) -> int:
             "Wrap final graph loss in poptorch.identity_loss."
         )
     return final[0]
-
-
-class LossFinder:
-    """Finds the final loss in every micro-batch after the traced one."""
-
-    def __init__(self, candidates: Sequence[torch.Tensor], outputs: Any) -> None:
-        index = final_loss(candidates)
-        loss = candidates[index]
-        self._index = index
-        self._output: Optional[int] = None
-        self._marked: Optional[int] = None
-        for position, marked in enumerate(current.marked_losses):
-            if marked is loss:
-                self._marked = position
-        for position, tensor in enumerate(_tensors(outputs)):
-            if tensor is loss:
-                self._output = position
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[Optional[LossRecorder]]:
-        """Record losses within the block if the final one cannot be had otherwise."""
-        if self._output is None and self._marked is None:
-            with LossRecorder() as recorder:
-                yield recorder
-        else:
-            yield None
-
-    def loss(self, outputs: Any, recorder: Optional[LossRecorder]) -> torch.Tensor:
-        """Return the final loss of the micro-batch that just ran."""
-        if self._marked is not None:
-            return current.marked_losses[self._marked]
-        if self._output is not None:
-            return _tensors(outputs)[self._output]
-        assert recorder is not None
-        return recorder.finish()[self._index]
-
-
-def _tensors(outputs: Any) -> Tuple[torch.Tensor, ...]:
-    return tuple(leaf for _, leaf in nested.leaves(outputs) if isinstance(leaf, torch.Tensor))

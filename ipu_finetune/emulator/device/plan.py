@@ -5,8 +5,24 @@ import dataclasses
 from typing import Any, Optional, Tuple
 
 from .enums import OutputMode, ReductionType
+from .replica_weights import ReplicaGrouping
 
-__all__ = ["Plan"]
+__all__ = ["Anchor", "Plan"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Anchor:
+    """An inner tensor that a call keeps.
+
+    Attributes:
+        name: the tensor's, as `Gradient___fc.weight`.
+        mode: which micro-batches' values are kept.
+        period: N of `EveryN`.
+    """
+
+    name: str
+    mode: OutputMode
+    period: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +37,8 @@ class Plan:
         consecutive_groups: replicas 0..g-1 form the first group; otherwise they are `index % groups`.
         output_period: N of `EveryN`.
         processes: instances that train together; the reduction spans `processes * replicas`.
+        groupings: parameters that differ between replicas, by name.
+        io_tiles: tiles of each IPU that are kept for input and output.
         running_mean: keep the mean while accumulating rather than dividing once at the end.
     """
 
@@ -39,8 +57,12 @@ class Plan:
     auto_loss_scaling: bool = False
     stochastic_rounding: bool = False
     float_exceptions: bool = False
+    half_partials: bool = False
+    io_tiles: int = 0
     seed: Optional[int] = None
     updatable_buffers: Tuple[str, ...] = ()
+    anchors: Tuple[Anchor, ...] = ()
+    groupings: Tuple[Tuple[str, ReplicaGrouping], ...] = ()
     strategy: Any = None
 
     @property

@@ -5,30 +5,33 @@
 for d in device iterations:
     for a in gradient accumulation:          one weight update
         for r in replicas:                    all with the same weights, each with its own random state
-            forward, backward of micro-batch (d, a, r)
+            replay the traced graph on micro-batch (d, a, r)
     reduce over a and r, unscale, clip, update
 ```
+The user's module takes part in compilation only; what runs is the graph, on the device's own tensors.
 """
 
-import contextlib
+import dataclasses
 import time
 import warnings
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from torch import nn
 
 from . import wrappers
 from .batching import CombinedBatch, OutputCollector
+from .cache import CacheAnswer
 from .enums import OutputMode
 from .errors import Error
-from .execution import Call, EagerExecution, Execution
+from .execution import Execution, GraphExecution
 from .gradients import GradientBook
 from .layout import Layout
-from .plan import Plan
+from .plan import Anchor, Plan
+from .precision import Arithmetic
+from .replica_weights import stripped
 from .rng import DeviceRandom
-from .state import running
-from .structure import ModuleSnapshot
+from .settings import settings
 from .tracing import trace
 from .updates import DeviceOptimizer, OptimizerImage
 from .weights import WeightStore
@@ -48,6 +51,8 @@ class Emulation:
         layout: stages and IPUs, once compiled.
         ipus: IPUs that a real run would reserve.
         executable_cache: ``hit``, ``miss`` or ``off``, once compiled.
+        cache_answer: the same with the reason, the key and the entry's path.
+        stages: seconds that each stage of the compilation took.
     """
 
     def __init__(self) -> None:
@@ -59,6 +64,8 @@ class Emulation:
         self.layout: Optional[Layout] = None
         self.ipus: Optional[int] = None
         self.executable_cache = "off"
+        self.cache_answer: Optional[CacheAnswer] = None
+        self.stages: Dict[str, float] = {}
         self._warned_underflow = False
 
     @property
@@ -82,7 +89,7 @@ class Program:
     def __init__(
         self,
         model: nn.Module,
-        call: Call,
+        call: Callable[[nn.Module, Dict[str, Any]], Any],
         example: Dict[str, Any],
         plan: Plan,
         image: Optional[OptimizerImage],
@@ -91,27 +98,28 @@ class Program:
         self.plan = plan
         self.model = model
         self.emulation = emulation
-        # The traced class is the user's own, whatever wraps the model outside of calls.
-        self._model_class = wrappers.plain_class_of(type(model))
-        self.snapshot = ModuleSnapshot(model)
+        # Traced under the user's own class, whatever wraps the model outside of calls.
+        own_class = wrappers.plain_class_of(type(model))
         self.weights = WeightStore(model)
-        self.weights.upload()
         self.random = DeviceRandom(plan.seed, plan.replicas)
-        first = CombinedBatch(example, plan).micro_batch(0, 0, 0, private=True)
-        with self._own_class():
+        grouped = self.weights.group(plan.groupings, plan.replicas)
+        tensors = [weight.tensor for weight in grouped]
+        with torch.inference_mode(False), _ClassGuard(model, own_class), stripped(tensors):
+            first = CombinedBatch(example, plan).micro_batch(0, 0, 0)
             self.trace = trace(model, call, first, plan, self.weights)
+        self.weights.upload()
         self._check_buffers(self.trace.changed_buffers)
         emulation.layout = self.trace.layout
         self.optimizer: Optional[DeviceOptimizer] = None
         self._book: Optional[GradientBook] = None
         if image is not None:
             self.optimizer = DeviceOptimizer(image, self.weights, plan)
-            self._book = GradientBook(self.optimizer.trained(), plan, image.type_of("gradient"))
             emulation.loss_scale = self.optimizer.scale.value
-        self.execution: Execution = EagerExecution(
-            model, call, self.trace.finder, self.trace.stateful, plan.float_exceptions
-        )
+            self.rebind_gradients()
+        arithmetic = Arithmetic(plan.half_partials, settings().overflow, plan.float_exceptions)
+        self.execution: Execution = GraphExecution(self.trace.graph, arithmetic)
         self.times: Dict[str, List[float]] = {}
+        self.anchored: Dict[str, torch.Tensor] = {}
 
     def _check_buffers(self, changed: List[str]) -> None:
         known = {weight.name for weight in self.weights.buffers()}
@@ -128,9 +136,6 @@ class Program:
             )
         self.weights.replicate_buffers(changed, self.plan.replicas)
 
-    def _own_class(self) -> "_ClassGuard":
-        return _ClassGuard(self.model, self._model_class)
-
     def rebind_gradients(self) -> None:
         """Take the set of trained parameters from the optimizer again."""
         if self.optimizer is not None:
@@ -140,56 +145,104 @@ class Program:
 
     def run(self, arguments: Dict[str, Any]) -> Any:
         """Run one combined batch and return the outputs that the output mode asks for."""
+        with torch.inference_mode(False):
+            return self._run(arguments)
+
+    def _run(self, arguments: Dict[str, Any]) -> Any:
         plan = self.plan
         batch = CombinedBatch(arguments, plan)
-        outputs = OutputCollector(plan)
+        call = _Call(batch, OutputCollector(plan, self.trace.graph.structure), self._anchor_collectors())
         self.emulation.last_updates_skipped = []
-        started = time.perf_counter()
-        consumed: List[float] = []
-        produced: List[float] = []
-        with contextlib.ExitStack() as on_device:
-            on_device.enter_context(self._own_class())
-            on_device.enter_context(self.snapshot.in_force())
-            on_device.enter_context(self.weights.swapped_in())
-            on_device.enter_context(self.random.session())
-            on_device.enter_context(running(plan.training))
-            if self._book is not None:
-                on_device.callback(self._book.clear)
-            for iteration in range(plan.device_iterations):
-                for step in range(plan.accumulation):
-                    self._step(batch, outputs, iteration, step, consumed, produced)
-                if plan.training:
-                    self._update()
+        bindings = [self._bind(replica) for replica in range(plan.replicas)]
+        with self.random.session():
+            try:
+                for iteration in range(plan.device_iterations):
+                    for step in range(plan.accumulation):
+                        self._step(call, bindings, iteration, step)
+                    if plan.training:
+                        scale = self.optimizer.scale.value if self.optimizer is not None else 1.0
+                        self._update()
+                        self._anchor_updates(call, iteration, scale)
+            finally:
+                if self._book is not None:
+                    self._book.clear()
         batch.write_back()
-        self.times = self._timing(started, consumed, produced)
-        return outputs.result()
+        self.times = self._timing(call)
+        self.anchored = {name: collector.result() for name, collector in call.anchors.items()}
+        return call.outputs.result()
 
-    def _step(
-        self,
-        batch: CombinedBatch,
-        outputs: OutputCollector,
-        iteration: int,
-        step: int,
-        consumed: List[float],
-        produced: List[float],
-    ) -> None:
-        replicated = self.weights.has_replicated()
-        for replica in range(self.plan.replicas):
-            self.random.use(replica)
-            if replicated:
-                self.weights.use_replica(replica)
-            arguments = batch.micro_batch(iteration, step, replica)
-            consumed.append(time.perf_counter())
-            if self.plan.training:
-                assert self.optimizer is not None
-                assert self._book is not None
-                result = self.execution.forward_backward(arguments, self.optimizer.scale.seed)
-                self._book.micro_batch_done()
+    def _bind(self, replica: int) -> List[Any]:
+        """Return what a replica's replay is called with, in the order of the graph's inputs; inputs are left open."""
+        bound: List[Any] = []
+        for each in self.trace.graph.inputs:
+            if each.kind == "weight":
+                weight = self.weights.get(each.key)
+                assert weight is not None
+                bound.append(weight.per_replica[replica] if weight.per_replica else weight.device)
             else:
-                result = self.execution.forward(arguments)
-            if outputs.wanted(iteration, step):
-                produced.append(time.perf_counter())
-            outputs.add(iteration, step, replica, result)
+                bound.append(each.value if each.kind == "constant" else self._book)
+        return bound
+
+    def _step(self, call: "_Call", bindings: List[List[Any]], iteration: int, step: int) -> None:
+        seed = None
+        if self.optimizer is not None and self.trace.graph.loss is not None:
+            seed = self.optimizer.scale.seed(self.trace.graph.loss)
+        for replica, values in enumerate(bindings):
+            self.random.use(replica)
+            tensors = call.batch.tensors(iteration, step, replica)
+            for position, each in enumerate(self.trace.graph.inputs):
+                if each.kind == "input":
+                    values[position] = tensors[each.key]
+                elif each.kind == "seed":
+                    values[position] = seed
+            call.consumed.append(time.perf_counter())
+            if self._book is not None:
+                self._book.micro_batch_begins(replica)
+                if call.anchors:
+                    self._book.on_delivery = call.gradient_anchor(iteration, step, replica)
+            results = self.execution.run(values)
+            if self._book is not None:
+                self._book.micro_batch_done()
+            if call.outputs.wanted(iteration, step):
+                call.produced.append(time.perf_counter())
+            call.outputs.add(iteration, step, replica, results)
+
+    # ---- anchored tensors
+
+    def _anchor_collectors(self) -> Dict[str, OutputCollector]:
+        plan = self.plan
+        return {
+            anchor.name: OutputCollector(
+                dataclasses.replace(plan, output_mode=anchor.mode, output_period=anchor.period), _FAKE_TENSOR
+            )
+            for anchor in plan.anchors
+            if self.can_anchor(anchor)
+        }
+
+    def can_anchor(self, anchor: Anchor) -> bool:
+        """Whether there is a tensor with an anchor's name."""
+        return anchor.name in self.tensor_names()
+
+    def tensor_names(self) -> List[str]:
+        """Return the names of the tensors that can be anchored."""
+        if self.optimizer is None:
+            return []
+        trained = [weight.name for weight in self.weights.parameters() if weight.requires_grad]
+        names = [f"{kind}___{name}" for kind in ("Gradient", "UpdatedVar") for name in trained]
+        return [*names, "lossScaling_FLOAT", "finalLossScale"]
+
+    def _anchor_updates(self, call: "_Call", iteration: int, scale_used: float) -> None:
+        if not call.anchors:
+            return
+        assert self.optimizer is not None
+        scale = torch.tensor(scale_used)
+        for name, collector in call.anchors.items():
+            kind, _, parameter = name.partition("___")
+            weight = self.weights.get(parameter)
+            value = weight.device if kind == "UpdatedVar" and weight is not None else scale
+            if kind != "Gradient" and value is not None:
+                for replica in range(self.plan.replicas):
+                    collector.add(iteration, self.plan.accumulation - 1, replica, [value])
 
     def _update(self) -> None:
         optimizer, book, emulation = self.optimizer, self._book, self.emulation
@@ -202,7 +255,7 @@ class Program:
                     "Floating point exception: a gradient is not finite "
                     "(Precision.enableFloatingPointExceptions is on)."
                 )
-            skip = self.plan.auto_loss_scaling and not book.all_finite()
+            skip = self.plan.auto_loss_scaling and book.overflowed()
             share = None
             if skip:
                 optimizer.scale.overflowed()
@@ -242,16 +295,43 @@ class Program:
         for _, gradient in book.totals():
             torch.distributed.all_reduce(gradient)
 
-    def _timing(self, started: float, consumed: List[float], produced: List[float]) -> Dict[str, List[float]]:
-        plan = self.plan
-        if plan.output_mode == OutputMode.Sum:
-            produced = produced[-plan.replicas :]
+    def _timing(self, call: "_Call") -> Dict[str, List[float]]:
+        produced = call.produced
+        if self.plan.output_mode == OutputMode.Sum:
+            produced = produced[-self.plan.replicas :]
+        consumed = [moment - call.started for moment in call.consumed]
+        written = [moment - call.started for moment in produced]
         return {
-            "input": [moment - started for moment in consumed],
-            "input_complete": [moment - started for moment in consumed],
-            "output": [moment - started for moment in produced],
-            "output_complete": [moment - started for moment in produced],
+            "input": consumed,
+            "input_complete": list(consumed),
+            "output": written,
+            "output_complete": list(written),
         }
+
+
+_FAKE_TENSOR = torch.empty(0)
+
+
+class _Call:
+    """What one host call gathers."""
+
+    def __init__(self, batch: CombinedBatch, outputs: OutputCollector, anchors: Dict[str, OutputCollector]) -> None:
+        self.batch = batch
+        self.outputs = outputs
+        self.anchors = anchors
+        self.started = time.perf_counter()
+        self.consumed: List[float] = []
+        self.produced: List[float] = []
+
+    def gradient_anchor(self, iteration: int, step: int, replica: int) -> Callable[[str, torch.Tensor], None]:
+        """Return what keeps the gradients of one micro-batch that were asked for."""
+
+        def keep(name: str, gradient: torch.Tensor) -> None:
+            collector = self.anchors.get(f"Gradient___{name}")
+            if collector is not None:
+                collector.add(iteration, step, replica, [gradient])
+
+        return keep
 
 
 class _ClassGuard:

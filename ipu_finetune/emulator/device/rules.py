@@ -7,27 +7,34 @@ so that fp32 results agree to rounding with a plain PyTorch loop.
 
 import functools
 import math
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Container, Dict, List, Set, Tuple
 
 import torch
 
-__all__ = ["RULES", "SLOTS", "State"]
+__all__ = ["BIASED", "RULES", "SLOTS", "State", "slots_of"]
 
 Tensor = torch.Tensor
 Hyper = Dict[str, Any]
 
 
 class State(Dict[str, Tensor]):
-    """The optimizer state of one parameter: tensors by slot name, and the number of updates it has had."""
+    """The optimizer state of one parameter: tensors by slot name, and the number of updates it has had.
+
+    Attributes:
+        step: updates so far.
+        blank: slots that hold what they were allocated with: no update has written them and nothing was loaded.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.step = 0
+        self.blank: Set[str] = set()
 
     def zeros(self, slot: str, like: Tensor) -> Tensor:
         """Return a slot's tensor, starting from zeros."""
         if slot not in self:
             self[slot] = torch.zeros_like(like)
+        self.blank.discard(slot)
         return self[slot]
 
 
@@ -40,8 +47,9 @@ def sgd(p: Tensor, g: Tensor, state: State, h: Hyper) -> None:
         g = g.add_(p, alpha=h["weight_decay"])
     momentum = h["momentum"]
     if momentum:
-        if "Accl1" not in state:
-            state["Accl1"] = g.clone()
+        if "Accl1" not in state or "Accl1" in state.blank:
+            # As in PyTorch, the first gradient enters the velocity without dampening.
+            state.zeros("Accl1", g).copy_(g)
         else:
             state["Accl1"].mul_(momentum).add_(g, alpha=1 - h["dampening"])
         g = g.add_(state["Accl1"], alpha=momentum) if h["nesterov"] else state["Accl1"]
@@ -100,8 +108,13 @@ def _adam(p: Tensor, g: Tensor, state: State, h: Hyper, decoupled: bool) -> None
         else:
             g = g.add_(p, alpha=h["weight_decay"])
     first, second, correct1, correct2 = _moments(g, state, h)
-    denominator = second.sqrt().div_(math.sqrt(correct2)).add_(h["eps"])
+    denominator = second.sqrt().div_(_root(correct2)).add_(h["eps"])
     p.addcdiv_(first, denominator, value=-h["lr"] / correct1)
+
+
+def _root(number: float) -> float:
+    # As a device would: a decay outside [0, 1) gives NaN, not an exception.
+    return math.sqrt(number) if number >= 0 else math.nan
 
 
 def adam(p: Tensor, g: Tensor, state: State, h: Hyper) -> None:
@@ -119,11 +132,11 @@ def rmsprop(p: Tensor, g: Tensor, state: State, h: Hyper) -> None:
     variant = h.get("use_tf_variant", False)
     if h["weight_decay"]:
         g = g.add_(p, alpha=h["weight_decay"])
-    if "Accl2" not in state:
-        state["Accl2"] = torch.ones_like(g) if variant else torch.zeros_like(g)
-    square = state["Accl2"].mul_(h["alpha"]).addcmul_(g, g, value=1 - h["alpha"])
+    if variant and ("Accl1" not in state or "Accl1" in state.blank):
+        state.zeros("Accl1", g).fill_(1.0)
+    square = state.zeros("Accl1", g).mul_(h["alpha"]).addcmul_(g, g, value=1 - h["alpha"])
     if h["centered"]:
-        mean = state.zeros("Accl1", g)
+        mean = state.zeros("Accl2", g)
         mean.lerp_(g, 1 - h["alpha"])
         square = square.addcmul(mean, mean, value=-1)
     average = square.add(h["eps"]).sqrt_() if variant else square.sqrt().add_(h["eps"])
@@ -159,7 +172,8 @@ RULES: Dict[str, Callable[[Tensor, Tensor, State, Hyper], None]] = {
     "lamb": lamb,
 }
 
-#: state slot -> what it holds, per rule; the first order ones are stored in the first-order accumulator type
+#: state slot -> whose accumulator type it is stored in, per rule. For RMSprop they are, in this order, the mean square,
+#: the mean gradient and the velocity: PopART counts its accumulators, it does not name them.
 SLOTS: Dict[str, Dict[str, str]] = {
     "sgd": {"Accl1": "first"},
     "adam": {"Accl1": "first", "Accl2": "second"},
@@ -167,3 +181,23 @@ SLOTS: Dict[str, Dict[str, str]] = {
     "rmsprop": {"Accl1": "first", "Accl2": "second", "Accl3": "third"},
     "lamb": {"Accl1": "first", "Accl2": "second"},
 }
+
+#: rules that count their updates
+BIASED = ("adam", "adamw", "lamb")
+
+
+def slots_of(rule: str, groups: List[Hyper], constants: Container[str]) -> List[str]:
+    """Return the slots that a compiled optimizer needs: momentum that is the constant 0 has no velocity.
+
+    Args:
+        rule: a key of `RULES`.
+        groups: settings of every parameter group.
+        constants: names of the settings that cannot change.
+    """
+    if rule in BIASED:
+        return ["Accl1", "Accl2"]
+    velocity = "momentum" not in constants or any(group["momentum"] for group in groups)
+    if rule == "sgd":
+        return ["Accl1"] if velocity else []
+    centered = ["Accl2"] if any(group["centered"] for group in groups) else []
+    return ["Accl1", *centered, *(["Accl3"] if velocity else [])]

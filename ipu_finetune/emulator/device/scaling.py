@@ -45,19 +45,21 @@ class LossScale:
         """The scale that the backward pass starts from."""
         return self.base * self.factor
 
-    def seed(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the loss with respect to itself, in the loss's dtype.
+    def fit(self, loss: torch.Tensor) -> None:
+        """Lower a scale that the loss's type cannot hold: to the largest power of two that fp16 has."""
+        if loss.dtype != torch.float16 or self.value <= 32768.0:
+            return
+        if not self._limited:
+            _logger.warning(
+                "A loss scale of %g does not fit an fp16 loss; 32768 is used. Compute the loss in fp32 to use it.",
+                self.value,
+            )
+            self._limited = True
+        self.factor = 32768.0 / self.base
 
-        A scale that an fp16 loss cannot hold is lowered to the largest power of two that it can.
-        """
-        if loss.dtype == torch.float16 and self.value > 32768.0:
-            if not self._limited:
-                _logger.warning(
-                    "A loss scale of %g does not fit an fp16 loss; 32768 is used. Compute the loss in fp32 to use it.",
-                    self.value,
-                )
-                self._limited = True
-            self.factor = 32768.0 / self.base
+    def seed(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the loss with respect to itself, in the loss's dtype; the scale must `fit` it."""
+        self.fit(loss)
         return torch.full_like(loss, self.value)
 
     def overflowed(self) -> None:

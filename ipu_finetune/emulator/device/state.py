@@ -19,6 +19,7 @@ class _Current(threading.local):
         self.running = False
         self.training = False
         self.tracer: Optional[Any] = None
+        self.recorder: Optional[Any] = None
         self.marked_losses: List[torch.Tensor] = []
 
 
@@ -26,11 +27,11 @@ current = _Current()
 
 
 @contextlib.contextmanager
-def running(training: bool, tracer: Any = None) -> Iterator[None]:
+def running(training: bool, tracer: Any = None, recorder: Any = None) -> Iterator[None]:
     """Within the block, user code runs as on the IPU."""
-    saved = (current.running, current.training, current.tracer, current.marked_losses)
-    current.running, current.training, current.tracer, current.marked_losses = True, training, tracer, []
+    saved = dict(vars(current))
+    vars(current).update(running=True, training=training, tracer=tracer, recorder=recorder, marked_losses=[])
     try:
         yield
     finally:
-        current.running, current.training, current.tracer, current.marked_losses = saved
+        vars(current).update(saved)

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The module tree as it was compiled.
 
-A compiled graph does not change when Python objects change: layers that are swapped out, hooks that are removed and
-`train()`/`eval()` calls after compilation have no effect on it. The emulator runs Python again at every micro-batch, so
-it puts the compiled structure back for the time of a call.
+What the Python code of a model does to its own objects while it is traced is part of the trace, not of the model: a
+compiled graph has no Python state. It is undone afterwards.
 """
 
-import contextlib
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 from torch import nn
 
@@ -49,25 +47,12 @@ class ModuleSnapshot:
         return different
 
     def restore(self) -> None:
-        """Give every module its compiled structure back."""
-        self._reinstate(self.changed())
-
-    def _reinstate(self, today: List[_Record]) -> None:
+        """Give every module the structure back that it had."""
+        today = self.changed()
         if today:
             compiled = {id(record[0]): record for record in self._records}
             for now in today:
                 _apply(compiled[id(now[0])])
-
-    @contextlib.contextmanager
-    def in_force(self) -> Iterator[None]:
-        """Within the block, the tree is the compiled one; afterwards it is what the user made of it."""
-        today = self.changed()
-        self._reinstate(today)
-        try:
-            yield
-        finally:
-            for now in today:
-                _apply(now)
 
 
 def _same(left: Tuple[Any, ...], right: Tuple[Any, ...]) -> bool:
@@ -88,22 +73,18 @@ def _apply(record: _Record) -> None:
 class AttributeGuard:
     """Undoes what a forward pass does to plain attributes of its modules: a traced graph has no Python state."""
 
-    def __init__(self, root: nn.Module, recurse: bool = True) -> None:
-        modules = root.modules() if recurse else (root,)
-        self._saved: List[Tuple[nn.Module, Dict[str, Any]]] = [(module, dict(module.__dict__)) for module in modules]
+    def __init__(self, root: nn.Module) -> None:
+        self._saved: List[Tuple[nn.Module, Dict[str, Any]]] = [(each, dict(each.__dict__)) for each in root.modules()]
 
-    def restore(self) -> List[nn.Module]:
-        """Put every attribute back; return the modules that had changed some."""
-        changed = []
+    def restore(self) -> None:
+        """Put every attribute back."""
         for module, saved in self._saved:
             now = module.__dict__
             if len(now) == len(saved) and all(now.get(key, _MISSING) is value for key, value in saved.items()):
                 continue
-            changed.append(module)
             for key in [key for key in now if key not in saved]:
                 del now[key]
             now.update(saved)
-        return changed
 
 
 _MISSING = object()

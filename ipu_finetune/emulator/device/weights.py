@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weights of one compiled model on the device.
 
-The user's own `Parameter` objects take part in every forward pass, so that closures and tied weights keep working:
-during a call their `.data` is exchanged for the device's tensors, never the module for a copy. Host memory stays where
-it is and is written only when weights are copied back. Device tensors belong to names, as in a compiled graph: a layer
-that is rebuilt after compilation receives the values of the layer that had its name.
+While a model is traced the user's own `Parameter` objects take part, so that closures and tied weights are found by
+identity; replays work on the device's tensors. Host memory is written only when weights are copied back. Device tensors
+belong to names, as in a compiled graph: a layer that is rebuilt after compilation receives the values of the layer that
+had its name.
 """
 
-import contextlib
 import logging
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from torch import nn
 
 from . import wrappers
 from .errors import Error
+from .replica_weights import ReplicaGrouping
 
 __all__ = ["Weight", "WeightStore"]
 
@@ -28,20 +28,34 @@ class Weight:
     Attributes:
         name: its first name in the module.
         tensor: the user's object at the time of compilation.
+        shape, dtype, requires_grad: what it had then.
         device: the value on the IPU, or None while detached.
-        per_replica: for a buffer that the model changes with more than one replica: the value on each.
+        per_replica: for a buffer that the model changes with more than one replica: the value on each; for a parameter
+            with a grouping: what each replica sees of the device's tensor.
+        grouping: how the parameter differs between replicas, or None.
     """
 
-    __slots__ = ("_grad", "_host", "device", "is_parameter", "name", "per_replica", "tensor")
+    __slots__ = (
+        "device",
+        "dtype",
+        "grouping",
+        "is_parameter",
+        "name",
+        "per_replica",
+        "requires_grad",
+        "shape",
+        "tensor",
+    )
 
     def __init__(self, name: str, tensor: torch.Tensor, is_parameter: bool) -> None:
         self.name = name
         self.tensor = tensor
         self.is_parameter = is_parameter
+        # Kept apart: looking at the user's tensor while a call is under way would fetch half-done values.
+        self.shape, self.dtype, self.requires_grad = tensor.shape, tensor.dtype, tensor.requires_grad
         self.device: Optional[torch.Tensor] = None
         self.per_replica: Optional[List[torch.Tensor]] = None
-        self._host: Optional[torch.Tensor] = None
-        self._grad: Optional[torch.Tensor] = None
+        self.grouping: Optional[ReplicaGrouping] = None
 
 
 def _find(root: nn.Module, name: str) -> Optional[torch.Tensor]:
@@ -70,6 +84,7 @@ class WeightStore:
                     self.weights.append(Weight(name, tensor, is_parameter))
         self._by_name = {weight.name: weight for weight in self.weights}
         self._warned_lost = False
+        self._replicas = 1
 
     # ---- looking things up
 
@@ -116,6 +131,9 @@ class WeightStore:
                     weight.device = values.clone()
                 else:
                     weight.device.copy_(values)
+                if weight.grouping is not None:
+                    weight.per_replica = weight.grouping.views(weight.device, self._replicas)
+                    continue
                 for replica in weight.per_replica or ():
                     replica.copy_(values)
 
@@ -124,7 +142,7 @@ class WeightStore:
         lost = []
         with torch.no_grad(), self._plain():
             for weight in self.weights:
-                values = weight.per_replica[0] if weight.per_replica else weight.device
+                values = weight.per_replica[0] if weight.per_replica and weight.grouping is None else weight.device
                 if values is None:
                     continue
                 target = self.today(weight)
@@ -152,8 +170,23 @@ class WeightStore:
         """Free the device's memory; the host must have been given the values before."""
         for weight in self.weights:
             weight.device = None
-            if weight.per_replica:
+            if weight.grouping is not None:
+                weight.per_replica = None
+            elif weight.per_replica:
                 weight.per_replica = [torch.empty_like(values) for values in weight.per_replica]
+
+    def group(self, groupings: Iterable[Tuple[str, ReplicaGrouping]], replicas: int) -> List[Weight]:
+        """Let parameters differ between replicas; before the first upload. Return them."""
+        self._replicas = replicas
+        grouped = []
+        for name, grouping in groupings:
+            weight = self._by_name.get(name)
+            if weight is None or not weight.is_parameter:
+                raise Error(f"replicaGrouping: the model has no parameter '{name}'")
+            grouping.check(name, weight.shape, replicas)
+            weight.grouping = grouping
+            grouped.append(weight)
+        return grouped
 
     def replicate_buffers(self, names: Iterable[str], replicas: int) -> None:
         """Give each replica its own copy of these buffers."""
@@ -165,62 +198,7 @@ class WeightStore:
     def _plain(self) -> Any:
         return wrappers.all_plain(self.tensors())
 
-    # ---- the exchange
-
-    @contextlib.contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Within the block, the user's tensors hold the device's values, and no gradient."""
-        with wrappers.all_plain([weight.tensor for weight in self.weights]):
-            for weight in self.weights:
-                tensor = weight.tensor
-                weight._host = tensor.data
-                if weight.is_parameter:
-                    weight._grad, tensor.grad = tensor.grad, None
-                assert weight.device is not None
-                tensor.data = weight.device
-            try:
-                yield
-            finally:
-                for weight in self.weights:
-                    tensor = weight.tensor
-                    if weight.is_parameter:
-                        tensor.grad = None
-                    assert weight._host is not None
-                    tensor.data = weight._host
-                    if weight.is_parameter:
-                        tensor.grad, weight._grad = weight._grad, None
-                    weight._host = None
-
-    def use_replica(self, replica: int) -> None:
-        """Let buffers that differ between replicas hold this replica's values; only while swapped in."""
-        for weight in self.weights:
-            if weight.per_replica:
-                weight.tensor.data = weight.per_replica[replica]
-
-    def has_replicated(self) -> bool:
-        """Whether any buffer differs between replicas."""
-        return any(weight.per_replica for weight in self.weights)
-
-    # ---- what the traced pass changed
-
-    def versions(self) -> List[Tuple[Weight, int]]:
-        """In-place version of every tensor, to find those that a traced forward pass changes."""
-        return [(weight, weight.tensor._version) for weight in self.weights]
-
-    def changed_since(self, versions: List[Tuple[Weight, int]]) -> List[Weight]:
-        """Return the weights that were changed in place; only while swapped in, with the host still as uploaded."""
-        changed = []
-        for weight, version in versions:
-            assert weight.device is not None
-            # Some kernels (batch norm's running statistics) write without counting a version.
-            if weight.tensor._version != version or (
-                not weight.is_parameter
-                and weight._host is not None
-                and weight._host.dtype == weight.device.dtype
-                and not _equal(weight.device, weight._host)
-            ):
-                changed.append(weight)
-        return changed
+    # ---- what the traced pass did to the module
 
     def check_assignments(self) -> None:
         """Raise if the traced forward pass replaced or removed a buffer instead of writing into it."""
@@ -253,7 +231,3 @@ class WeightStore:
                 for name in module.__dict__["_buffers"]:
                     names[f"{prefix}.{name}" if prefix else name] = None
         return names
-
-
-def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return bool(((left == right) | ((left != left) & (right != right))).all())

@@ -63,6 +63,12 @@ class _OnDevice:
             _refresh(self)
         return super().__getattribute__(name)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Pickled as the plain tensor that it is, so that it loads where there is no poptorch.
+        _refresh(self)
+        with all_plain([self]):  # type: ignore[list-item]
+            return self.__reduce_ex__(protocol)
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _refresh_all(args)
@@ -153,6 +159,12 @@ def _make_model_class(kind: Any, owner: Any) -> type:
             if name in _WATCHED:
                 _refresh(self)
             return kind.__getattribute__(self, name)
+
+        def __getattr__(self, name: str) -> Any:
+            # PopTorch gives a wrapped module this method; one of the user's own comes first.
+            if name == "destroy":
+                return owner.destroy
+            return super().__getattr__(name)
 
         def __copy__(self) -> Any:
             clone = type(self).__new__(type(self))

@@ -2,13 +2,14 @@
 # ruff: noqa: N802 - PopDist's own names are camelCase
 """A look-alike of PopDist: where this process stands among those that PopRun started.
 
-Everything is read from the environment that PopRun sets; without it there is one instance with one replica.
+Everything is read from the environment that PopRun and Open MPI set; without it there is one instance with one replica.
 """
 
 import os
 from typing import Any, Callable, Iterable
 
 from ..device.errors import Error
+from . import _peers
 
 __all__ = [
     "checkNumIpusPerReplica",
@@ -42,18 +43,14 @@ def isPopdistEnvSet() -> bool:
 
 
 def init() -> None:
-    """Join the other instances, over gloo, if there are any and their address is known."""
-    import torch
+    """Connect to the other instances, if there are any; waits until all have called it.
 
-    instances = getNumInstances()
-    if instances == 1 or torch.distributed.is_initialized():
-        return
-    if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
-        raise Error(
-            f"This is instance {getInstanceIndex()} of {instances}, but MASTER_ADDR and MASTER_PORT are not set, so "
-            "the emulated instances cannot find each other."
-        )
-    torch.distributed.init_process_group("gloo", rank=getInstanceIndex(), world_size=instances)
+    They meet at MASTER_ADDR and MASTER_PORT. Instances on one host find each other without these variables.
+
+    Raises:
+        Error: the instances are on several hosts and their meeting point is not named, or it cannot be reached.
+    """
+    _peers.join("popdist", getInstanceIndex(), getNumInstances())
 
 
 def getNumTotalReplicas() -> int:
@@ -63,7 +60,8 @@ def getNumTotalReplicas() -> int:
 
 def getNumLocalReplicas() -> int:
     """Replicas of this instance."""
-    return _number("POPDIST_NUM_LOCAL_REPLICAS", getNumTotalReplicas())
+    total = getNumTotalReplicas()
+    return _number("POPDIST_NUM_LOCAL_REPLICAS", total // _number("OMPI_COMM_WORLD_SIZE", 1) or 1)
 
 
 def getNumIpusPerReplica() -> int:
@@ -73,42 +71,60 @@ def getNumIpusPerReplica() -> int:
 
 def getReplicaIndexOffset() -> int:
     """Index of this instance's first replica among all."""
-    return _number("POPDIST_REPLICA_INDEX_OFFSET", 0)
+    return _number("POPDIST_REPLICA_INDEX_OFFSET", getNumLocalReplicas() * _number("OMPI_COMM_WORLD_RANK", 0))
+
+
+def _check_uniform() -> None:
+    if _number("POPDIST_UNIFORM_REPLICAS_PER_INSTANCE", 1) == 0:
+        raise Error(
+            "The instances have different numbers of replicas, so they cannot be counted: start them with a "
+            "--num-replicas that --num-instances divides."
+        )
 
 
 def getNumInstances() -> int:
-    """How many processes run together."""
-    return _number("OMPI_COMM_WORLD_SIZE", 1)
+    """How many processes run together.
+
+    Raises:
+        Error: their numbers of replicas differ.
+    """
+    _check_uniform()
+    return _number("OMPI_COMM_WORLD_SIZE", getNumTotalReplicas() // getNumLocalReplicas())
 
 
 def getInstanceIndex() -> int:
-    """This process's index among all."""
-    return _number("OMPI_COMM_WORLD_RANK", 0)
+    """This process's index among all.
+
+    Raises:
+        Error: the instances' numbers of replicas differ.
+    """
+    _check_uniform()
+    return _number("OMPI_COMM_WORLD_RANK", getReplicaIndexOffset() // getNumLocalReplicas())
 
 
 def getLocalInstanceIndex() -> int:
     """This process's index among those on the same host."""
-    return _number("POPDIST_LOCAL_INSTANCE_INDEX", 0)
+    return _number("POPDIST_LOCAL_INSTANCE_INDEX", _number("OMPI_COMM_WORLD_LOCAL_RANK", 0))
 
 
 def getDeviceId(ipusPerReplica: int = 0) -> int:
-    """Return the number of the device that this instance uses."""
+    """Return the number of the device that this instance uses: on each host, one device per instance."""
     return getLocalInstanceIndex()
 
 
-def checkNumIpusPerReplica(number: int) -> None:
-    """Raise if a model needs another number of IPUs per replica than PopRun was told.
+def checkNumIpusPerReplica(number: int) -> bool:
+    """Whether a model that needs `number` IPUs per replica fits what PopRun was told; without PopRun that is 1."""
+    return number == getNumIpusPerReplica()
 
-    Raises:
-        Error: the numbers differ.
+
+def execute_on_instances(instances: Iterable[int], func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `func(*args, **kwargs)` on the instances named; all instances must call this.
+
+    What `func` synchronises, such as `hvd.allreduce`, spans these instances only.
+
+    Returns:
+        What `func` returns, None on the other instances.
     """
-    if isPopdistEnvSet() and number != getNumIpusPerReplica():
-        raise Error(
-            f"The model uses {number} IPUs per replica, but poprun was started with --ipus-per-replica "
-            f"{getNumIpusPerReplica()}."
-        )
-
-
-def execute_on_instances(instances: Iterable[int], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call the function if this instance is one of those named; otherwise return None."""
-    return function(*args, **kwargs) if getInstanceIndex() in set(instances) else None
+    chosen = set(instances).intersection(range(getNumInstances()))
+    with _peers.only(chosen):
+        return func(*args, **kwargs) if getInstanceIndex() in chosen else None

@@ -2,54 +2,62 @@
 # ruff: noqa: N802 - PopDist's own names are camelCase
 """`popdist.poptorch.Options`: options whose replicas and processes come from PopRun."""
 
-from typing import Any, Dict, Optional
+from typing import Any, NoReturn, Optional
 
 from .. import popdist
+from ..device.errors import Error
 from ..poptorch import Options as _Options
+from ..poptorch.options import _DistributedOptions
 
 __all__ = ["Options"]
 
 
-def _refuse(name: str) -> None:
-    raise RuntimeError(f"Cannot call `{name}` with popdist.poptorch.Options: PopRun decides it")
+def _refuse(name: str, flag: str) -> NoReturn:
+    raise RuntimeError(f"Cannot call `{name}` with popdist.poptorch.Options: poprun decides it, use {flag}")
 
 
-class _Distributed:
-    """Keeps the process numbers but refuses to change them."""
+class _Distributed(_DistributedOptions):
+    """The process numbers that PopRun gave; they cannot be changed."""
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    def disable(self) -> NoReturn:
+        """Refuse."""
+        _refuse("Distributed.disable", "poptorch.Options for a model that runs in one process only")
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("disable", "setEnvVarNames", "configureProcessId"):
-            _refuse(f"Distributed.{name}")
-        return getattr(self.__dict__["_inner"], name)
+    def setEnvVarNames(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse."""
+        _refuse("Distributed.setEnvVarNames", "poprun's --num-instances")
+
+    def configureProcessId(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse."""
+        _refuse("Distributed.configureProcessId", "poprun's --num-instances")
 
 
 class Options(_Options):
-    """Options for one of PopRun's instances.
+    """Options for one of PopRun's instances: its replicas, its index and the number of instances.
 
     Args:
-        ipus_per_replica: checked against what PopRun was told.
+        ipus_per_replica: how many IPUs the model needs.
+
+    Raises:
+        Error: PopRun was told another number of IPUs per replica.
     """
 
     def __init__(self, ipus_per_replica: Optional[int] = None) -> None:
-        if ipus_per_replica is not None:
-            popdist.checkNumIpusPerReplica(ipus_per_replica)
+        told = popdist.getNumIpusPerReplica() if popdist.isPopdistEnvSet() else ipus_per_replica
+        if ipus_per_replica not in (None, told):
+            raise Error(
+                f"The model uses {ipus_per_replica} IPUs per replica, but poprun was started with "
+                f"--ipus-per-replica {told}."
+            )
         super().__init__()
         self.set(replication_factor=popdist.getNumLocalReplicas())
-        self.Distributed.configureProcessId(popdist.getInstanceIndex(), popdist.getNumInstances())
-        self.__dict__["_locked"] = True
+        self.Distributed._configure(popdist.getInstanceIndex(), popdist.getNumInstances())
+        self.Distributed.__class__ = _Distributed
 
-    def __getattribute__(self, name: str) -> Any:
-        own = super().__getattribute__("__dict__")
-        if own.get("_locked"):
-            if name in ("useIpuId", "replicationFactor"):
-                _refuse(name)
-            if name == "Distributed":
-                return _Distributed(own["Distributed"])
-        return super().__getattribute__(name)
+    def useIpuId(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: each instance gets its own device."""
+        _refuse("useIpuId", "poprun's --vipu-partition")
 
-    def toDict(self) -> Dict[str, Any]:
-        """Return all values; works on frozen options too and leaves them as they are."""
-        return super().toDict()
+    def replicationFactor(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: the replicas are divided over the instances."""
+        _refuse("replicationFactor", "poprun's --num-replicas")

@@ -8,6 +8,7 @@ The environment variable IPU_FINETUNE_EMULATED_HARDWARE names the IPU generation
 for Bow, 1, or 0 for a machine without an IPU.
 """
 
+import os
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -26,6 +27,9 @@ from ._hardware import ipuHardwareIsAvailable, ipuHardwareVersion
 from ._hooks import registerPostCompileHook, registerPreCompileHook
 from ._logging import setLogLevel
 from ._poplar_executor import PoplarExecutor
+from ._printing import module_repr, print
+from ._saving import read_saved as _read_saved
+from ._utils import accessAttributes, createPoptorchError, getIpuTensorId
 from ._version import __version__ as __version__
 from .blocks import (
     BeginBlock,
@@ -61,15 +65,19 @@ from .enums import (
 )
 from .multiconv import MultiConv
 from .ops import (
+    CPU,
     Attribute,
     NameScope,
     cond,
+    ctc_beam_search_decoder,
     dynamic_slice,
     dynamic_update,
     for_loop,
+    fps,
     identity_loss,
     ipu_print_tensor,
     isRunningOnIpu,
+    nearest,
     nop,
     recomputationCheckpoint,
     serializedMatMul,
@@ -83,6 +91,7 @@ from .options import Options, TensorLocationSettings
 AnchorMode = OutputMode
 
 __all__ = [
+    "CPU",
     "AnchorMode",
     "AsynchronousDataAccessor",
     "Attribute",
@@ -121,22 +130,31 @@ __all__ = [
     "TensorLocationSettings",
     "UnrecoverableError",
     "VariableRetrievalMode",
+    "accessAttributes",
     "cond",
+    "createPoptorchError",
+    "ctc_beam_search_decoder",
     "custom_op",
     "dynamic_slice",
     "dynamic_update",
     "enums",
     "for_loop",
+    "fps",
+    "getIpuTensorId",
     "identity_loss",
     "inferenceModel",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
     "ipu_print_tensor",
     "isRunningOnIpu",
+    "load",
+    "module_repr",
+    "nearest",
     "nop",
     "optim",
     "options",
     "poptorch_core",
+    "print",
     "profiling",
     "recomputationCheckpoint",
     "registerCustomArgParser",
@@ -186,7 +204,8 @@ def trainingModel(
     owner = _wrappers.owner_of(model)
     if owner is not None:
         raise RuntimeError(
-            "Model has already been wrapped in 'poptorch.trainingModel'. Call destroy() on the wrapped model first."
+            "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to unwrap "
+            "before wrapping again."
         )
     if optimizer is None:
         optimizer = optim.SGD(model.parameters(), lr=0.01)
@@ -219,3 +238,28 @@ def inferenceModel(
                 text += " Use deviceIterations to fill the pipeline when using poptorch.PipelinedExecution."
             raise Error(text)
     return PoplarExecutor(model, options, training=False)
+
+
+def load(
+    filename: Union[str, "os.PathLike[str]"], edit_opts_fn: Optional[Callable[[Options], None]] = None
+) -> PoplarExecutor:
+    """Return the compiled model that `PoplarExecutor.compileAndExport` or `save` wrote.
+
+    Module, options and optimizer come from the file, with weights, optimizer state and random state. A model that was
+    compiled for an offline target gets `ConnectionType.Always`.
+
+    The file holds the user's module as a pickle, and unpickling runs code: load only files from people whom you trust
+    to run code on your machine. Classes of the model must be importable.
+
+    Args:
+        filename: a file, or a folder that has `model.poptorch`.
+        edit_opts_fn: called with the options before the model is wrapped, to change them.
+
+    Raises:
+        AssertionError: the file is missing, damaged, foreign, of another version, or has no model in it.
+        Error: the module's code has changed since the file was written.
+    """
+    saved = _read_saved(filename, edit_opts_fn)
+    executor = PoplarExecutor(saved.model, saved.options, saved.training, saved.optimizer)
+    executor._restore(saved.executable, str(filename))
+    return executor

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments of a call: bound to `forward`, and compared with those that the model was compiled for."""
 
+import copy
+import dataclasses
 import inspect
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 import torch
 from torch import nn
@@ -45,7 +47,9 @@ class ArgsParser:
         self._takes_any = any(p.kind == _Kind.VAR_KEYWORD for p in parameters)
 
     def bind(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Dict[str, Any]:
-        """Return the arguments by name; defaults fill the gaps before the last one that was given.
+        """Return the arguments by name, in the order of the signature; those that were not given have their defaults.
+
+        A default that is a tensor is an input like any other: a later call may pass another tensor of its shape.
 
         Raises:
             AssertionError: too many arguments, one that is passed twice, or a name that `forward` does not have.
@@ -64,10 +68,8 @@ class ArgsParser:
                 raise AssertionError(
                     f"{name} is not a valid parameter. Valid ones: {self._names + list(self._keyword)}"
                 )
-        given = [index for index, name in enumerate(self._names) if name in bound or name in rest]
-        last = max(given, default=-1)
         result: Dict[str, Any] = {}
-        for index, parameter in enumerate(self._positional):
+        for parameter in self._positional:
             name = parameter.name
             if name in bound:
                 result[name] = bound[name]
@@ -75,7 +77,7 @@ class ArgsParser:
                 result[name] = rest.pop(name)
             elif parameter.default is _Kind.empty:
                 raise Error(f"Mandatory parameter {name} missing")
-            elif index < last:
+            else:
                 result[name] = parameter.default
         for index, value in enumerate(args[len(self._names) :]):
             result[f"*{index}"] = value
@@ -84,6 +86,8 @@ class ArgsParser:
                 result[name] = rest.pop(name)
             elif parameter.default is _Kind.empty:
                 raise Error(f"Mandatory parameter {name} missing")
+            else:
+                result[name] = parameter.default
         result.update(rest)
         return result
 
@@ -93,6 +97,25 @@ class ArgsParser:
         args += [value for name, value in arguments.items() if name.startswith("*")]
         taken = set(self._names)
         return InputArgs(args, {k: v for k, v in arguments.items() if k not in taken and not k.startswith("*")})
+
+    def validate(self, compiled: Dict[str, Any], arguments: Dict[str, Any]) -> Dict[str, Any]:
+        """Raise if a call does not look exactly like the one that was compiled.
+
+        Returns:
+            The arguments, with dictionaries in the order of the compiled ones.
+
+        Raises:
+            Error: names what differs and says how to recompile.
+        """
+        given, expected = (len(self.split(each).args) for each in (arguments, compiled))
+        if given != expected:
+            raise Error(
+                f"Number of positional arguments mismatch: expected {expected} arguments but got {given}." + _RECOMPILE
+            )
+        text = _keys_differ(compiled, arguments)
+        if text:
+            raise Error(f"Number of arguments mismatch: {text}{_RECOMPILE}")
+        return {name: _compare(name, expected, arguments[name]) for name, expected in compiled.items()}
 
     def call(self, model: nn.Module, arguments: Dict[str, Any]) -> Any:
         """Call the module with arguments by name."""
@@ -109,43 +132,70 @@ def shapes_of(arguments: Dict[str, Any]) -> Dict[str, Any]:
     return {name: nested.rebuild(value, shape) for name, value in arguments.items()}
 
 
-def validate(compiled: Dict[str, Any], arguments: Dict[str, Any]) -> None:
-    """Raise if a call does not look exactly like the one that was compiled.
-
-    Raises:
-        Error: names what differs and says how to recompile.
-    """
-    missing = [name for name in compiled if name not in arguments]
-    unexpected = [name for name in arguments if name not in compiled]
-    if missing or unexpected:
-        text = f"Number of arguments mismatch: expected {len(compiled)} arguments but got {len(arguments)}."
-        if missing:
-            text += f" Missing arguments: {', '.join(missing)}."
-        if unexpected:
-            text += f" Unexpected arguments: {', '.join(unexpected)}."
-        raise Error(text + _RECOMPILE)
-    for name, expected in compiled.items():
-        _compare(name, expected, arguments[name])
+def _keys_differ(expected: Mapping[Any, Any], found: Mapping[Any, Any]) -> str:
+    missing = [str(name) for name in expected if name not in found]
+    unexpected = [str(name) for name in found if name not in expected]
+    if not missing and not unexpected:
+        return ""
+    text = f"expected {len(expected)} arguments but got {len(found)}."
+    if missing:
+        text += f" Missing arguments: {', '.join(missing)}."
+    if unexpected:
+        text += f" Unexpected arguments: {', '.join(unexpected)}."
+    return text
 
 
-def _compare(name: str, expected: Any, value: Any) -> None:
+def _compare(name: str, expected: Any, value: Any) -> Any:
+    """Raise on a difference; return the value, with dictionaries in the order of the compiled ones."""
     if isinstance(expected, torch.Tensor):
         if not isinstance(value, torch.Tensor):
-            raise _mismatch("Type", name, "a tensor", repr(value))
+            raise _mismatch("Type", name, torch.Tensor, type(value))
         if expected.dtype != value.dtype:
             raise _mismatch("Data type", name, expected.dtype, value.dtype)
         if expected.shape != value.shape:
             raise _mismatch("Shape", name, expected.shape, value.shape)
-        return
+        return value
     if type(expected) is not type(value):
         raise _mismatch("Type", name, type(expected), type(value))
-    if nested.describe(expected) != nested.describe(value):
-        raise _mismatch("Structure", name, nested.describe(expected), nested.describe(value))
+    if any(kind in nested.custom_parsers for kind in type(expected).__mro__):
+        _compare_leaves(name, expected, value)
+        return value
+    if isinstance(expected, Mapping):
+        return _compare_mappings(name, expected, value)
+    if isinstance(expected, (list, tuple)):
+        if len(expected) != len(value):
+            raise _mismatch("Length", name, len(expected), len(value))
+        items = [_compare(f"{name}[{index}]", a, b) for index, (a, b) in enumerate(zip(expected, value))]
+        if all(ours is theirs for ours, theirs in zip(items, value)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if not _equal(expected, value):
+        raise _mismatch("Value", name, expected, value)
+    return value
+
+
+def _compare_mappings(name: str, expected: Any, value: Any) -> Any:
+    text = _keys_differ(expected, value)
+    if text:
+        raise Error(f"Number of entries of {name} mismatch: {text}{_RECOMPILE}")
+    items = {key: _compare(f"{name}[{key!r}]", inner, value[key]) for key, inner in expected.items()}
+    if list(value) == list(items) and all(value[key] is item for key, item in items.items()):
+        return value
+    # A graph's inputs are numbered in the order of the compiled dictionary.
+    if type(value) is dict:
+        return items
+    clone: Any = copy.copy(value)
+    if dataclasses.is_dataclass(value):
+        return clone  # its order is that of its fields
+    clone.clear()
+    clone.update(items)
+    return clone
+
+
+def _compare_leaves(name: str, expected: Any, value: Any) -> None:
     wanted, found = list(nested.leaves(expected, name)), list(nested.leaves(value, name))
-    if len(wanted) == 1 and wanted[0][1] is expected:
-        if not _equal(expected, value):
-            raise _mismatch("Value", name, expected, value)
-        return
+    if len(wanted) != len(found):
+        raise _mismatch("Number of tensors", name, len(wanted), len(found))
     for (path, inner), (_, other) in zip(wanted, found):
         _compare(path, inner, other)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Argument types of the user's own: how their tensors are found and put back."""
 
-from typing import Any, Iterator, Type, Union
+from typing import Any, Iterator, Optional, Type, Union
 
 import torch
 
@@ -31,8 +31,13 @@ class ICustomArgParser:
         raise Error(f"{type(self).__name__} must define reconstruct(original_structure, tensor_iterator)")
 
 
-def registerCustomArgParser(arg_type: type, arg_parser: Union[ICustomArgParser, Type[ICustomArgParser]]) -> None:
-    """Use a parser for every argument and result of a type, or of one derived from it."""
+def registerCustomArgParser(
+    arg_type: type, arg_parser: Optional[Union[ICustomArgParser, Type[ICustomArgParser]]]
+) -> None:
+    """Use a parser for every argument and result of a type, or of one derived from it; None forgets it again."""
+    if arg_parser is None:
+        nested.custom_parsers.pop(arg_type, None)
+        return
     if isinstance(arg_parser, type) and issubclass(arg_parser, ICustomArgParser):
         arg_parser = arg_parser()
     if not isinstance(arg_parser, ICustomArgParser):

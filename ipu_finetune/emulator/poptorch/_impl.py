@@ -42,11 +42,16 @@ def unwrapModelIfNecessary(model: nn.Module) -> None:
     model.__class__ = wrappers.plain_class_of(type(model))
 
 
-def rewrapModelIfNecessary(model: nn.Module) -> None:
-    """Undo `unwrapModelIfNecessary`."""
+def _restoreWrapperIfNecessary(model: nn.Module) -> None:
+    """Give a model and its parameters the wrapped classes again, if they belong to an executor."""
     owner = wrappers.owner_of(model)
     if owner is not None:
         owner._wrap()
+
+
+def rewrapModelIfNecessary(model: nn.Module) -> None:
+    """Undo `unwrapModelIfNecessary`."""
+    _restoreWrapperIfNecessary(model)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks, stages and execution strategies: how a model is spread over IPUs."""
+"""Blocks: which part of a model runs where. Stages and execution strategies, which use them, are offered here too."""
 
 import functools
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
+import weakref
+from typing import Any, Callable, Dict, Optional, Union
 
 from torch import nn
 
 from ..device.errors import Error
-from ..device.layout import ExplicitStages, StageRule
 from ..device.state import current
-from .enums import AutoStage, Liveness
+from ._strategies import (
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+)
+from ._strategies import _ExecutionStrategy as _ExecutionStrategy
 
 __all__ = [
     "BeginBlock",
@@ -26,9 +34,39 @@ __all__ = [
 ]
 
 
-def _begin(user_id: Optional[str], ipu_id: Optional[int]) -> None:
-    if current.tracer is not None:
-        current.tracer.begin_block(user_id, ipu_id)
+class _AutoIds:
+    """Numbers the blocks without a name of one trace; a layer or function that comes back keeps its number."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._owners: Dict[int, str] = {}
+
+    def of(self, owner: Any) -> str:
+        if owner is not None and id(owner) in self._owners:
+            return self._owners[id(owner)]
+        number, self._next = str(self._next), self._next + 1
+        if owner is not None:
+            self._owners[id(owner)] = number
+        return number
+
+    def reset(self) -> None:
+        self._next = 0
+
+
+_auto_ids: "weakref.WeakKeyDictionary[Any, _AutoIds]" = weakref.WeakKeyDictionary()
+
+
+def _ids_of(tracer: Any) -> _AutoIds:
+    if tracer not in _auto_ids:
+        _auto_ids[tracer] = _AutoIds()
+    return _auto_ids[tracer]
+
+
+def _begin(user_id: Optional[str], ipu_id: Optional[int], owner: Any = None) -> None:
+    """Begin a block if a model is being traced; `owner` is the hook or function that begins it, if there is one."""
+    tracer = current.tracer
+    if tracer is not None:
+        tracer.begin_block(user_id or _ids_of(tracer).of(owner), ipu_id)
 
 
 # ---- blocks
@@ -42,7 +80,7 @@ class _BlockHook:
         self._ipu_id = ipu_id
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
-        _begin(self._user_id, self._ipu_id)
+        _begin(self._user_id, self._ipu_id, self)
 
     def __repr__(self) -> str:
         return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
@@ -65,7 +103,7 @@ class LegacyBeginBlockFn:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Begin the block and call the function."""
-        _begin(self._user_id, self._ipu_id)
+        _begin(self._user_id, self._ipu_id, self)
         return self._function(*args, **kwargs)
 
 
@@ -125,7 +163,7 @@ class Block(nn.Module):
     def useAutoId() -> None:
         """Number blocks from zero again; every compilation does so by itself."""
         if current.tracer is not None:
-            current.tracer._auto_id = 0
+            _ids_of(current.tracer).reset()
 
     @staticmethod
     def start(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
@@ -150,189 +188,3 @@ class BlockFunction:
                 return function(*args, **kwargs)
 
         return in_block
-
-
-# ---- stages and phases
-
-
-class Stage:
-    """Blocks that run together on one IPU."""
-
-    def __init__(self, *block_ids: str) -> None:
-        if not all(isinstance(block, str) for block in block_ids):
-            raise AssertionError(f"Block ids are supposed to be strings, got {block_ids}")
-        self._blocks: List[str] = list(block_ids)
-        self._stage_id = -1
-        self._phase_id = -1
-        self._ipu: Optional[int] = None
-
-    def ipu(self, ipu: int) -> "Stage":
-        """Place the stage on an IPU."""
-        self._ipu = ipu
-        return self
-
-    @property
-    def blocks(self) -> List[str]:
-        """Ids of the stage's blocks."""
-        return self._blocks
-
-    def _setStage(self, stage: int) -> "Stage":
-        self._stage_id = stage
-        return self
-
-
-def _as_stage(value: Any) -> Stage:
-    if isinstance(value, Stage):
-        return value
-    if isinstance(value, str):
-        return Stage(value)
-    if isinstance(value, (list, tuple)):
-        return Stage(*value)
-    raise AssertionError(f"Expected a poptorch.Stage, block ids or a list of them, got {value!r}")
-
-
-class Phase:
-    """Stages that run at the same time, each on its IPU."""
-
-    def __init__(self, *args: Any) -> None:
-        strings = [arg for arg in args if isinstance(arg, str)]
-        if strings and len(strings) != len(args):
-            raise AssertionError("A Phase is made either of block ids or of stages")
-        self.stages: List[Stage] = [Stage(*strings)] if strings else [_as_stage(arg) for arg in args]
-
-    def stage(self, index: int) -> Stage:
-        """Return one stage."""
-        return self.stages[index]
-
-    def ipus(self, *ipus: int) -> "Phase":
-        """Place the stages, one IPU each."""
-        if len(ipus) != len(self.stages):
-            raise AssertionError(f"Phase contains {len(self.stages)} stages but you provided {len(ipus)} ipus")
-        for stage, ipu in zip(self.stages, ipus):
-            stage.ipu(ipu)
-        return self
-
-
-# ---- strategies
-
-
-class _ExecutionStrategy:
-    """What `Options.setExecutionStrategy` takes; `rule()` tells the device how blocks get stages."""
-
-    pipelined = False
-
-    def __init__(self, stages: List[Stage], auto: AutoStage) -> None:
-        self._auto = auto
-        self._stages = stages
-        self._by_block: Dict[str, Stage] = {}
-        for stage in stages:
-            for block in stage.blocks:
-                if self._by_block.get(block, stage) is not stage:
-                    raise AssertionError(f"{block} associated with more than one stage")
-                self._by_block[block] = stage
-
-    def stage(self, block_id: str) -> Stage:
-        """Return the stage that a block belongs to."""
-        if block_id not in self._by_block:
-            raise AssertionError(f"Unknown block {block_id}, the blocks are: {sorted(self._by_block)}")
-        return self._by_block[block_id]
-
-    def rule(self) -> Union[StageRule, ExplicitStages]:
-        """Return what assigns blocks during compilation."""
-        if not self._stages:
-            return StageRule(self._auto, self.pipelined)
-        return ExplicitStages(
-            {block: (stage._stage_id, stage._ipu) for block, stage in self._by_block.items()}, self.pipelined
-        )
-
-
-def _parse(args: Tuple[Any, ...]) -> Tuple[List[Stage], AutoStage]:
-    if len(args) == 1 and isinstance(args[0], AutoStage):
-        return [], args[0]
-    stages = [_as_stage(arg) for arg in args]
-    for index, stage in enumerate(stages):
-        stage._setStage(index)
-    return stages, AutoStage.SameAsIpu
-
-
-class ShardedExecution(_ExecutionStrategy):
-    """Stages run one after the other, one micro-batch at a time.
-
-    Args:
-        args: an `AutoStage`, or stages, block ids and lists of block ids in order.
-    """
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*_parse(args))
-
-
-class PipelinedExecution(ShardedExecution):
-    """Stages run at the same time on consecutive micro-batches; results are those of running one after the other."""
-
-    pipelined = True
-
-
-class _PhasedExecution(_ExecutionStrategy):
-    def __init__(self, *phases: Any) -> None:
-        if any(isinstance(phase, AutoStage) for phase in phases):
-            raise AssertionError("There is currently no AutoStage for PhasedExecution: list the phases.")
-        self._phases = [phase if isinstance(phase, Phase) else _as_phase(phase) for phase in phases]
-        self._check_phases()
-        for index, stage in enumerate(self._all_stages()):
-            stage._setStage(index)
-        for index, phase in enumerate(self._phases):
-            for position, stage in enumerate(phase.stages):
-                stage._phase_id = index
-                if stage._ipu is None:
-                    stage._ipu = self._default_ipu(index, position)
-        super().__init__(list(self._all_stages()), AutoStage.SameAsIpu)
-        self._separate_backward = False
-
-    def _check_phases(self) -> None:
-        if not self._phases:
-            raise AssertionError("A phased strategy needs at least one phase")
-
-    def _all_stages(self) -> Iterator[Stage]:
-        for phase in self._phases:
-            yield from phase.stages
-
-    def _default_ipu(self, phase: int, position: int) -> int:
-        return position
-
-    def phase(self, phase: int) -> Phase:
-        """Return one phase."""
-        if not 0 <= phase < len(self._phases):
-            raise AssertionError(f"There are {len(self._phases)} phases, asked for {phase}")
-        return self._phases[phase]
-
-    def useSeparateBackwardPhase(self, use: bool = True) -> "_PhasedExecution":
-        """Give the backward pass of the last phase a phase of its own."""
-        self._separate_backward = use
-        return self
-
-
-def _as_phase(value: Any) -> Phase:
-    return Phase(*value) if isinstance(value, (list, tuple)) else Phase(value)
-
-
-class SerialPhasedExecution(_PhasedExecution):
-    """Phases run one after the other on the same IPUs."""
-
-    def setTensorsLiveness(self, liveness: Liveness) -> "SerialPhasedExecution":
-        """Set when a phase's tensors leave the chip; no effect on results."""
-        if not isinstance(liveness, Liveness):
-            raise AssertionError(f"Expected a poptorch.Liveness, got {liveness!r}")
-        self._liveness = liveness
-        return self
-
-
-class ParallelPhasedExecution(_PhasedExecution):
-    """Phases alternate between two groups of IPUs: even phases on even IPUs, odd ones on odd IPUs."""
-
-    def _default_ipu(self, phase: int, position: int) -> int:
-        return 2 * position + phase % 2
-
-    def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> "ParallelPhasedExecution":
-        """Let a phase's tensors leave the chip after the forward pass; no effect on results."""
-        self._off_chip = off_chip
-        return self

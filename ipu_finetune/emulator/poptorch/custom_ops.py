@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Custom operators: compiled PopART code on an IPU, registered Python replacements here."""
 
+import contextlib
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 
 from ...errors import did_you_mean
 from ..device.errors import Error
+from ..device.state import current
 
 __all__ = ["custom_op", "registerCustomOpReplacement"]
 
@@ -26,17 +28,34 @@ def registerCustomOpReplacement(name: str, replacement: Replacement, domain: str
     _replacements[f"{domain}:{name}"] = replacement
 
 
+_FLOAT_MAX = torch.finfo(torch.float32).max
+
+
 def _check_attributes(attributes: Dict[str, Any]) -> None:
+    """Raise for what could not be handed to compiled code: it takes ASCII keys, and ints, floats and ASCII texts."""
     for key, value in attributes.items():
         if not isinstance(key, str):
-            raise ValueError(f"Attribute keys must be strings, got {key!r}")
+            raise ValueError(f"All attribute keys must be strings, got {key!r}")
+        if not isinstance(value, (float, int, str, list, tuple)):
+            raise ValueError(f"Attribute '{key}': values must be floats, ints, strings or a list/tuple, got {value!r}")
         values = value if isinstance(value, (list, tuple)) else [value]
-        if not all(isinstance(item, (int, float, str)) for item in values):
-            raise ValueError(f"Attribute '{key}' must be a float, an int, a str or a list of one of them: {value!r}")
-        if len({type(item) for item in values}) > 1:
-            raise ValueError(f"Attribute '{key}' must be a list of one type: {value!r}")
-        if any(isinstance(item, str) and not item.isascii() for item in [key, *values]):
-            raise ValueError(f"Attribute '{key}': only ASCII text can be passed: {value!r}")
+        if not values or not isinstance(values[0], (float, int, str)):
+            raise ValueError(f"Attribute '{key}': a list/tuple must hold floats, ints or strings, got {value!r}")
+        if not all(isinstance(item, type(values[0])) for item in values):
+            raise ValueError(f"Attribute '{key}': the types in a list/tuple must all be the same, got {value!r}")
+        for text in [key, *values]:
+            if isinstance(text, str) and not text.isascii():
+                raise ValueError(f"{text} contains non-ASCII characters.")
+        for number in values:
+            _check_float(key, number)
+
+
+def _check_float(key: str, value: Any) -> None:
+    if not isinstance(value, float) or value != value or abs(value) in (float("inf"), 0.0):
+        return
+    if abs(value) > _FLOAT_MAX:
+        side = "high" if value > 0 else "low"
+        raise Error(f"Attribute '{key}': {value:g} is too {side} for a Popart float attribute.")
 
 
 def custom_op(
@@ -63,7 +82,9 @@ def custom_op(
             f"run{did_you_mean(name, known)}. Register a Python body for it with "
             f"poptorch.registerCustomOpReplacement('{name}', function)."
         )
-    outputs = list(replacement(*inputs, example_outputs=example_outputs, attributes=attributes))
+    # Stands in for compiled code, so it may use operators that PopTorch itself does not support.
+    with current.recorder.unreviewed() if current.recorder is not None else contextlib.nullcontext():
+        outputs = list(replacement(*inputs, example_outputs=example_outputs, attributes=attributes))
     wanted = [tuple(example.shape) for example in example_outputs]
     if [tuple(output.shape) for output in outputs] != wanted:
         raise Error(

@@ -4,20 +4,20 @@
 ```
 combined batch = batch_size * device iterations * gradient accumulation * (replicas / input group size)
 ```
-In the asynchronous modes batches are prepared ahead, by PyTorch's worker processes where there are any, else by a
-thread. In AsyncRebatched the workers' smaller pieces are joined here, so that no worker keeps a remainder to itself.
+In the asynchronous modes a worker process of its own iterates over the loader, which may have PyTorch's worker
+processes below it, and hands the batches over in shared memory.
 """
 
-import math
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Sized
+from typing import Any, Dict, Iterator, Optional
 
 import torch
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import IterableDataset
 
-from ..device import nested
 from ..device.errors import Error
+from ._combining import combine
 from ._logging import logger
 from ._prefetch import ASYNC_OPTIONS, AsynchronousDataAccessor
+from ._shards import ProcessShard
 from .enums import DataLoaderMode
 from .options import Options
 
@@ -30,90 +30,34 @@ def batches_to_combine(options: Options) -> int:
     return options.device_iterations * groups * options.Training.gradient_accumulation
 
 
-class _ProcessShard(Sampler):
-    """The part of a data set that belongs to one of several processes, as a contiguous block.
-
-    Args:
-        source: the data set.
-        shuffle: permute the whole set anew each epoch, equally in all processes, before it is cut.
-        options: names the processes and the seed.
-        step: samples per call and process; with `drop_last`, every process gets a whole number of them.
-    """
-
-    def __init__(self, source: Sized, shuffle: bool, options: Options, step: int, drop_last: bool) -> None:
-        self._source = source
-        self._shuffle = shuffle
-        self._process, self._processes = options.Distributed.processId, options.Distributed.numProcesses
-        self._step = step
-        self._drop_last = drop_last
-        if shuffle and options.random_seed is None:
-            raise AssertionError(
-                "When using shuffle=True in a distributed environment you must set poptorch.Options.randomSeed(): "
-                "all processes have to draw the same order."
-            )
-        self._seed = options.random_seed
-        self._epoch = 0
-
-    def _bounds(self) -> range:
-        total = len(self._source)
-        if self._drop_last:
-            length = self._step * (total // (self._step * self._processes))
-            return range(self._process * length, (self._process + 1) * length)
-        share, more = divmod(total, self._processes)
-        start = self._process * share + min(self._process, more)
-        return range(start, start + share + (self._process < more))
-
-    def __len__(self) -> int:
-        return len(self._bounds())
-
-    def __iter__(self) -> Iterator[int]:
-        bounds = self._bounds()
-        if not self._shuffle:
-            return iter(bounds)
-        generator = torch.Generator().manual_seed(self._seed + self._epoch)
-        self._epoch += 1
-        order = torch.randperm(len(self._source), generator=generator).tolist()
-        return iter([order[index] for index in bounds])
-
-
-class _JoinedBatches(Sampler):
-    """Joins the batches of a user's batch sampler until a combined batch is full."""
-
-    def __init__(self, batches: Any, count: int, drop_last: bool) -> None:
-        self._batches, self._count, self._drop_last = batches, count, drop_last
-
-    def __iter__(self) -> Iterator[List[int]]:
-        joined: List[int] = []
-        for number, batch in enumerate(self._batches, start=1):
-            joined += list(batch)
-            if number % self._count == 0:
-                yield joined
-                joined = []
-        if joined and not self._drop_last:
-            yield joined
-
-    def __len__(self) -> int:
-        length = len(self._batches)
-        return length // self._count if self._drop_last else math.ceil(length / self._count)
-
-
 class DataLoader(torch.utils.data.DataLoader):
     """A PyTorch DataLoader whose items are combined batches.
+
+    Replicas of one process share its batches, so no distributed sampler is needed for them. Where there are several
+    processes, each gets its own part of a map-style data set.
 
     Args:
         options: those of the model that is fed; they are frozen.
         dataset: map-style or iterable.
         batch_size: the micro-batch; None switches batching off.
         shuffle: reshuffle every epoch.
-        num_workers: worker processes.
+        num_workers: worker processes of PyTorch's.
         drop_last: leave out an incomplete last batch, which the compiled model could not take.
-        persistent_workers: keep workers between epochs; the default where there are workers.
+        persistent_workers: keep them between epochs; the default where there are any.
         auto_distributed_partitioning: with several processes, give each its own part.
-        mode: where batches are prepared.
-        async_options: options of `AsynchronousDataAccessor`.
-        rebatched_worker_size: in AsyncRebatched, samples per piece that a worker prepares.
-        batch_sampler: yields micro-batches of indices; excludes `batch_size` and `shuffle`.
+        mode: Sync loads a batch when it is asked for. Async loads ahead in a process of its own. AsyncRebatched puts
+            batches together there, so that the workers of an iterable data set do not drop a remainder each; Async
+            does the same where `drop_last` is False and a batch is more than one sample.
+        async_options: arguments of `AsynchronousDataAccessor` other than `rebatched_size`.
+        rebatched_worker_size: where batches are put together, samples per piece that a worker loads; by default a
+            combined batch.
+        batch_sampler: yields micro-batches of indices; each is collated by itself, then as many as a call consumes
+            are joined. Excludes `batch_size` and `shuffle`.
         kwargs: passed to `torch.utils.data.DataLoader`. `pin_memory` has no meaning for an IPU and is left out.
+
+    Raises:
+        Error: arguments that exclude each other, a worker that did not start, a mode or async option that there is not.
+        AssertionError: no `poptorch.Options`; what several processes or rebatching cannot do.
     """
 
     def __init__(
@@ -132,108 +76,132 @@ class DataLoader(torch.utils.data.DataLoader):
         batch_sampler: Any = None,
         **kwargs: Any,
     ) -> None:
+        self._accessor: Optional[AsynchronousDataAccessor] = None
         if not isinstance(options, Options):
-            raise AssertionError(f"Expected poptorch.Options, got {type(options).__name__}")
-        if not isinstance(mode, DataLoaderMode):
-            raise Error(f"mode must be a poptorch.DataLoaderMode, got {mode!r}")
+            raise AssertionError(f"options must be poptorch.Options, got {type(options).__name__}")
+        if batch_sampler is not None:
+            _check_batch_sampler(options, batch_size, shuffle, auto_distributed_partitioning)
+            batch_size = getattr(batch_sampler, "batch_size", None)
+        mode = _mode(mode)
+        _check_async_options(mode, async_options)
         options._freeze()
         self._options = options
-        self._combine = batches_to_combine(options)
         self._mode = mode
-        self._accessor: Optional[AsynchronousDataAccessor] = None
-        self._drop_last_batch = drop_last
-        self._combined: Optional[int] = None
-        self._joins_pieces = False
+        self._combine = batches_to_combine(options)
+        self._combined = None if batch_size is None else batch_size * self._combine
+        self._keeps_rest = not drop_last
+        self._joins_micro_batches = batch_sampler is not None
+        if isinstance(dataset, IterableDataset):
+            _note_duplicates(num_workers, kwargs)
+        if options.Distributed.numProcesses > 1 and auto_distributed_partitioning:
+            dataset = self._partition(dataset, bool(shuffle), drop_last, kwargs)
+            shuffle = False
+        self._rebatched_size = self._combined if self._rebatches(mode) else None
+
+        if batch_sampler is not None:
+            batching: Dict[str, Any] = {"batch_sampler": batch_sampler}
+        elif self._rebatched_size is not None:
+            # No remainder is dropped below the process that puts batches together.
+            piece = self._piece(rebatched_worker_size)
+            batching = {"batch_size": piece, "shuffle": shuffle, "drop_last": False}
+        elif self._combined is not None:
+            batching = {"batch_size": self._combined, "shuffle": shuffle, "drop_last": drop_last}
+        else:
+            batching = {"batch_size": None, "shuffle": shuffle}
         kwargs.pop("pin_memory", None)
         if persistent_workers is None:
             persistent_workers = num_workers > 0
-        common = {"num_workers": num_workers, "persistent_workers": persistent_workers, **kwargs}
-        unknown = sorted(set(async_options or {}) - set(ASYNC_OPTIONS))
-        if unknown:
-            raise Error(f"Unknown async_options {unknown}, the options are {list(ASYNC_OPTIONS)}")
-        self._worker_note(dataset, num_workers, kwargs.get("worker_init_fn"))
+        super().__init__(dataset, num_workers=num_workers, persistent_workers=persistent_workers, **batching, **kwargs)
+        self._note_remainder()
 
-        if batch_sampler is not None:
-            if batch_size not in (None, 1) or shuffle:
-                raise Error("batch_sampler is mutually exclusive with batch_size and shuffle")
-            if auto_distributed_partitioning and options.Distributed.numProcesses > 1:
-                raise Error("batch_sampler excludes auto_distributed_partitioning: set it to False")
-            if isinstance(dataset, IterableDataset):
-                raise Error("batch_sampler has no meaning for an IterableDataset")
-            joined = _JoinedBatches(batch_sampler, self._combine, drop_last)
-            super().__init__(dataset, batch_sampler=joined, **common)
-        elif batch_size is None:
-            super().__init__(dataset, batch_size=None, shuffle=shuffle, **common)
-        else:
-            self._combined = batch_size * self._combine
-            sizes = self._sizes(dataset, drop_last, mode, rebatched_worker_size)
-            sampler = self._partition(dataset, shuffle, drop_last, auto_distributed_partitioning, common)
-            if sampler is not None:
-                common["sampler"], shuffle = sampler, None
-            super().__init__(dataset, shuffle=shuffle, **sizes, **common)
-            self._note_remainder(dataset, drop_last)
-        # PyTorch's workers prepare batches ahead by themselves; only without any is a thread needed for that.
-        if mode != DataLoaderMode.Sync and num_workers == 0:
-            self._accessor = AsynchronousDataAccessor(self, _internal=True, **(async_options or {}))
+        self._owns_accessor = mode != DataLoaderMode.Sync
+        if self._owns_accessor:
+            self._accessor = AsynchronousDataAccessor(
+                self, rebatched_size=self._rebatched_size, **(async_options or {})
+            )
 
     # ---- construction
 
-    @staticmethod
-    def _worker_note(dataset: Any, num_workers: int, worker_init_fn: Any) -> None:
-        if isinstance(dataset, IterableDataset) and num_workers > 1 and worker_init_fn is None:
-            logger.warning(
-                "An IterableDataset with %d workers and no worker_init_fn: each worker will yield every sample.",
-                num_workers,
-            )
+    def _rebatches(self, mode: DataLoaderMode) -> bool:
+        if self._combined is None or mode == DataLoaderMode.Sync:
+            return False
+        return mode == DataLoaderMode.AsyncRebatched or (self._keeps_rest and self._combined > 1)
 
-    def _sizes(self, dataset: Any, drop_last: bool, mode: DataLoaderMode, rebatched: Optional[int]) -> Dict[str, Any]:
-        """Return what one worker prepares at a time."""
+    def _piece(self, asked: Optional[int]) -> Optional[int]:
+        """Return how many samples a worker loads at a time where batches are put together of what it loads."""
+        if asked is None:
+            return self._combined
         assert self._combined is not None
-        asked = rebatched if mode == DataLoaderMode.AsyncRebatched else None
-        if asked is not None and not 0 < asked <= self._combined:
+        if not 0 < asked <= self._combined:
             raise AssertionError(
-                f"rebatched_worker_size must be above 0 and at most the combined batch size {self._combined}, "
-                f"got {asked}"
+                f"The rebatched_worker_size ({asked}) must be above 0 and <= to the combined batch size "
+                f"({self._combined})"
             )
-        joins = mode == DataLoaderMode.AsyncRebatched or (
-            mode == DataLoaderMode.Async and not drop_last and self._combined > 1
-        )
-        # Only workers of an iterable data set keep remainders to themselves; elsewhere whole batches are the same.
-        self._joins_pieces = joins and isinstance(dataset, IterableDataset)
-        if self._joins_pieces:
-            return {"batch_size": rebatched or 1, "drop_last": False}
-        return {"batch_size": self._combined, "drop_last": drop_last}
+        return asked
 
-    def _partition(
-        self, dataset: Any, shuffle: Optional[bool], drop_last: bool, partition: bool, common: Dict[str, Any]
-    ) -> Optional[Sampler]:
-        options = self._options
-        if options.Distributed.numProcesses == 1 or not partition:
-            return None
+    def _partition(self, dataset: Any, shuffle: bool, drop_last: bool, kwargs: Dict[str, Any]) -> ProcessShard:
         if isinstance(dataset, IterableDataset):
-            raise AssertionError("auto_distributed_partitioning not supported for IterableDataset")
-        if common.get("sampler") is not None:
-            raise Error("A sampler excludes auto_distributed_partitioning: set it to False")
-        assert self._combined is not None
-        return _ProcessShard(dataset, bool(shuffle), options, self._combined, drop_last)
+            raise AssertionError(
+                "auto_distributed_partitioning not supported for IterableDataset: let the dataset yield each process "
+                "its own part, and set auto_distributed_partitioning=False"
+            )
+        if kwargs.get("sampler") is not None:
+            raise Error(
+                "`sampler` option is mutually exclusive with auto_distributed_partitioning=True: its indices would be "
+                "taken as positions in each process's part. Set auto_distributed_partitioning=False and let the "
+                "sampler cover this process's part only."
+            )
+        if self._combined is None:
+            raise AssertionError("batch_size=None not allowed when using auto_distributed_partitioning.")
+        return ProcessShard(dataset, self._options, self._combined, drop_last, shuffle)
 
-    def _note_remainder(self, dataset: Any, drop_last: bool) -> None:
-        if drop_last or isinstance(dataset, IterableDataset) or self._combined is None:
+    def _note_remainder(self) -> None:
+        if self._joins_micro_batches:
+            self._note_remaining_micro_batches()
             return
-        remainder = len(dataset) % self._combined
-        if remainder:
+        if isinstance(self.dataset, IterableDataset) or self._combined is None:
+            return
+        total = len(self.dataset)  # type: ignore[arg-type]
+        remainder = total % self._combined
+        if not remainder:
+            return
+        if not self._keeps_rest:
+            logger.debug("%d of %d elements are left out of every epoch (drop_last=True)", remainder, total)
+            return
+        logger.warning(
+            "The number of elements in the dataset (%d) is not divisible by the number of elements processed per step "
+            "(%d) and drop_last=False. The last tensor will have a batch size of %d, which a model that was compiled "
+            "for %d does not take: switch to drop_last=True, or destroy() the model before.",
+            total,
+            self._combined,
+            remainder,
+            self._combined,
+        )
+
+    def _note_remaining_micro_batches(self) -> None:
+        if not self._keeps_rest:
+            return
+        count = _length_of(self.batch_sampler)
+        if count is None:
             logger.warning(
-                "The last batch has %d samples instead of %d. A compiled model takes one size only, so it cannot run "
-                "on this batch: use drop_last=True, or destroy() and compile again.",
-                remainder,
-                self._combined,
+                "The `batch_sampler` __len__ method is not implemented and drop_last=False. The last tensor may be "
+                "incomplete, which a compiled model does not take: switch to drop_last=True."
+            )
+        elif count % self._combine:
+            logger.warning(
+                "The number of batches generated by the batch sampler (%d) is not divisible by the number of batches "
+                "processed per step (%d) and drop_last=False. The last tensor will hold %d of them, which a compiled "
+                "model does not take: switch to drop_last=True.",
+                count,
+                self._combine,
+                count % self._combine,
             )
 
     # ---- use
 
     @property
     def combinedBatchSize(self) -> Optional[int]:
-        """Samples per item, or None where batching is switched off or left to a batch sampler."""
+        """Samples per item; None where batching is switched off or a batch sampler has no `batch_size`."""
         return self._combined
 
     @property
@@ -242,57 +210,82 @@ class DataLoader(torch.utils.data.DataLoader):
         return self._options
 
     def terminate(self) -> None:
-        """Stop what prepares batches in the background."""
+        """End the worker process of the asynchronous modes; the loader cannot be iterated over any more."""
         if self._accessor is not None:
             self._accessor.terminate()
-        workers = getattr(self, "_iterator", None)
-        if workers is not None:
-            workers._shutdown_workers()
-            self._iterator = None
 
     def __len__(self) -> int:
-        if self._joins_pieces and self._combined is not None:
-            total = len(self.dataset)  # type: ignore[arg-type]
-            return total // self._combined if self._drop_last_batch else math.ceil(total / self._combined)
+        if self._joins_micro_batches:
+            return self._steps(len(self.batch_sampler), self._combine)  # type: ignore[arg-type]
+        if self._rebatched_size is not None:
+            return self._steps(len(self.dataset), self._rebatched_size)  # type: ignore[arg-type]
         return super().__len__()
 
-    def __iter__(self) -> Any:
+    def _steps(self, total: int, step: int) -> int:
+        return -(-total // step) if self._keeps_rest else total // step
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._accessor is not None:
             return iter(self._accessor)
-        return self._iterate()
+        if isinstance(self.dataset, ProcessShard):
+            self.dataset.begin_epoch()
+        batches = super().__iter__()
+        if self._joins_micro_batches and self._combine != 1:
+            return combine(batches, self._combine, not self._keeps_rest)
+        return batches
 
-    def _iterate(self) -> Iterator[Any]:
-        """Iterate in this thread."""
-        pieces = super().__iter__()
-        return self._join(pieces) if self._joins_pieces else pieces
-
-    def _join(self, pieces: Iterator[Any]) -> Iterator[Any]:
-        assert self._combined is not None
-        held: Any = None
-        for piece in pieces:
-            held = piece if held is None else _concatenate([held, piece])
-            while _rows(held) >= self._combined:
-                whole, held = _cut(held, self._combined)
-                yield whole
-        if held is not None and _rows(held) and not self._drop_last_batch:
-            yield held
+    def __getstate__(self) -> Dict[str, Any]:
+        # The worker process gets a loader that reads for itself; running processes cannot be sent.
+        return {**self.__dict__, "_accessor": None, "_iterator": None}
 
 
-def _tensors(value: Any) -> List[torch.Tensor]:
-    return [leaf for _, leaf in nested.leaves(value) if isinstance(leaf, torch.Tensor)]
+def _mode(mode: Any) -> DataLoaderMode:
+    try:
+        return DataLoaderMode(mode)
+    except ValueError:
+        names = ", ".join(str(each) for each in DataLoaderMode)
+        raise Error(f"mode must be a poptorch.DataLoaderMode, one of {names}; got {mode!r}") from None
 
 
-def _rows(value: Any) -> int:
-    tensors = _tensors(value)
-    if not tensors:
-        raise Error("AsyncRebatched can only join batches that are made of tensors")
-    return tensors[0].shape[0]
+def _check_async_options(mode: DataLoaderMode, async_options: Optional[Dict[str, Any]]) -> None:
+    if not async_options:
+        return
+    if "rebatched_size" in async_options:
+        raise AssertionError(
+            "You cannot manually specify the rebatched_size in async_options: DataLoaderMode.AsyncRebatched takes the "
+            "combined batch size"
+        )
+    unknown = sorted(set(async_options) - set(ASYNC_OPTIONS))
+    if unknown:
+        raise Error(f"Unknown async_options {unknown}, the options are {list(ASYNC_OPTIONS)}")
+    if mode == DataLoaderMode.Sync:
+        logger.warning("async_options have no effect in DataLoaderMode.Sync: %s", sorted(async_options))
 
 
-def _concatenate(values: Sequence[Any]) -> Any:
-    columns = iter([torch.cat(column) for column in zip(*[_tensors(value) for value in values])])
-    return nested.rebuild(values[0], lambda _: next(columns))
+def _check_batch_sampler(options: Options, batch_size: Optional[int], shuffle: Any, partitioning: bool) -> None:
+    if batch_size != 1 or shuffle:
+        raise Error("`batch_sampler` option is mutually exclusive with batch_size, shuffle.")
+    if partitioning and options.Distributed.numProcesses > 1:
+        raise Error(
+            "`batch_sampler` option is mutually exclusive with auto_distributed_partitioning=True: set it to False and "
+            "let the sampler cover this process's part only."
+        )
 
 
-def _cut(value: Any, rows: int) -> Any:
-    return nested.rebuild(value, lambda t: t[:rows]), nested.rebuild(value, lambda t: t[rows:])
+def _note_duplicates(num_workers: int, kwargs: Dict[str, Any]) -> None:
+    if num_workers > 1 and kwargs.get("worker_init_fn") is None:
+        logger.warning(
+            "IterableDataset used with num_workers=%d but no worker_init_fn specified: as a result the DataLoader will "
+            "return %d times each element in the dataset, unless the dataset asks torch.utils.data.get_worker_info() "
+            "for its part",
+            num_workers,
+            num_workers,
+        )
+
+
+def _length_of(sampler: Any) -> Optional[int]:
+    try:
+        length = len(sampler)
+    except (TypeError, NotImplementedError):
+        return None
+    return None if length is NotImplemented else length

@@ -1,27 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators and annotations that PopTorch adds to PyTorch.
 
-Annotations about memory and layout are the identity here; what computes something computes it with PyTorch.
+Annotations about memory and layout are the identity here; what computes something computes it with PyTorch. Operators
+whose code cannot be traced are recorded as calls, to run with real values at every replay.
 """
 
-from typing import Any, Callable, List, Sequence
+from typing import Any, ClassVar, Dict
 
 import torch
 
 from ..device.errors import Error
 from ..device.state import current
-from .enums import MatMulSerializationMode, OverlapMode
+from ._control_flow import cond, for_loop
+from ._cpu_op import CPU
+from ._decoders import ctc_beam_search_decoder
+from ._geometry import fps, nearest
+from ._overlap import set_overlap_for_input, set_overlap_for_output
+from ._print import ipu_print_tensor
+from ._slices import dynamic_slice, dynamic_update
+from .enums import MatMulSerializationMode
 
 __all__ = [
+    "CPU",
     "Attribute",
     "NameScope",
     "cond",
+    "ctc_beam_search_decoder",
     "dynamic_slice",
     "dynamic_update",
     "for_loop",
+    "fps",
     "identity_loss",
     "ipu_print_tensor",
     "isRunningOnIpu",
+    "nearest",
     "nop",
     "recomputationCheckpoint",
     "serializedMatMul",
@@ -36,11 +48,6 @@ Tensor = torch.Tensor
 def isRunningOnIpu() -> bool:
     """Whether the code that asks runs inside a compiled model."""
     return current.running
-
-
-def _check_tensor(function: str, name: str, value: Any) -> None:
-    if not isinstance(value, torch.Tensor):
-        raise Error(f"{function}: {name} must be a torch.Tensor, got {type(value).__name__}")
 
 
 def identity_loss(x: Tensor, reduction: str) -> Tensor:
@@ -89,7 +96,19 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> Tensor:
-    """Multiply matrices that the IPU would cut into `factor` parts along `mode`; the result is that of `matmul`."""
+    """Multiply matrices that the IPU would cut into `factor` parts along `mode`; the result is that of `matmul`.
+
+    Args:
+        lhs: m x n matrices.
+        rhs: n x p matrices.
+        mode: the dimension that is cut: input channels m, reducing dimension n, output channels p, or none.
+        factor: number of parts; must divide that dimension.
+        keep_precision: add the parts in fp32; both kinds of matrices are multiplied with fp32 accumulation here.
+
+    Raises:
+        AssertionError: an argument of the wrong type.
+        Error: the parts would not be equal.
+    """
     if not isinstance(keep_precision, bool):
         raise AssertionError(f"keep_precision must be a bool, got {keep_precision!r}")
     if not isinstance(factor, int):
@@ -117,7 +136,9 @@ def _check_divisible(lhs: Tensor, rhs: Tensor, mode: MatMulSerializationMode, fa
 def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> Tensor:
     """Set the memory that the operation behind a tensor may use; the identity."""
     if not isinstance(tensor, torch.Tensor):
-        raise Error("You may only set available memory for torch.tensor values")
+        raise Error(
+            f"You may only set available memory for torch.tensor values. {type(tensor).__name__} is not supported."
+        )
     if not 0 <= float(available_memory_proportion) <= 1:
         raise Error(f"The available memory proportion must lie in 0..1, got {available_memory_proportion}")
     return tensor
@@ -125,137 +146,12 @@ def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> 
 
 def nop(tensor: Tensor) -> Tensor:
     """Do nothing."""
-    _check_tensor("nop", "tensor", tensor)
+    if not isinstance(tensor, torch.Tensor):
+        raise Error(f"nop must take a torch.tensor argument. {type(tensor).__name__} is not supported.")
     return tensor
 
 
-def ipu_print_tensor(tensor: Tensor, title: str = "", print_gradient: bool = True, *_: Any, **__: Any) -> Tensor:
-    """Print the tensor whenever it is computed, and its gradient whenever that is.
-
-    The further arguments, which format the text on the IPU, are accepted.
-    """
-    _check_tensor("ipu_print_tensor", "tensor", tensor)
-    if current.tracer is None:
-        print(f"{title}: {tensor.detach()}")
-        if print_gradient and tensor.requires_grad:
-            tensor.register_hook(lambda gradient: print(f"Gradient___{title}: {gradient}"))
-    return tensor
-
-
-def _check_slice(function: str, tensor: Any, dim: Any, start: Any, size: Any) -> int:
-    _check_tensor(function, "tensor", tensor)
-    if not isinstance(dim, int):
-        raise Error(f"{function}: dim must be an integer, got {dim!r}")
-    if not -tensor.dim() <= dim < tensor.dim():
-        raise Error(f"{function}: dim {dim} is out of range for a tensor with {tensor.dim()} dimensions")
-    _check_tensor(function, "start", start)
-    if start.numel() != 1 or start.is_floating_point():
-        raise Error(f"{function}: start must hold one integer, got {start.dtype} of shape {tuple(start.shape)}")
-    if not isinstance(size, int) or size < 1:
-        raise Error(f"{function}: size must be a positive integer, got {size!r}")
-    if size > tensor.shape[dim]:
-        raise Error(f"{function}: size {size} is above the dimension's {tensor.shape[dim]}")
-    return dim % tensor.dim()
-
-
-def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
-    """Return `size // step` rows of `tensor` along `dim` from a start that is only known when the model runs."""
-    dim = _check_slice("dynamic_slice", tensor, dim, start, size)
-    if not isinstance(step, int) or step < 1:
-        raise Error(f"dynamic_slice: step must be a positive integer, got {step!r}")
-    if size % step:
-        raise Error(f"dynamic_slice: the step {step} must divide the size {size}")
-    index = start.reshape(()).to(torch.int64) + torch.arange(0, size, step)
-    return torch.index_select(tensor, dim, index)
-
-
-def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: int) -> Tensor:
-    """Return `input` with `size` rows along `dim` replaced by `src`, from a start that is only known at run time."""
-    dim = _check_slice("dynamic_update", input, dim, start, size)
-    _check_tensor("dynamic_update", "src", src)
-    if input.dtype != src.dtype:
-        raise Error(f"dynamic_update: input is {input.dtype} but src is {src.dtype}")
-    if input.dim() != src.dim():
-        raise Error(f"dynamic_update: input has {input.dim()} dimensions but src has {src.dim()}")
-    index = start.reshape(()).to(torch.int64) + torch.arange(size)
-    return torch.index_copy(input, dim, index, src)
-
-
-def _refuse_training(function: str) -> None:
-    if current.running and current.training:
-        raise Error(f"poptorch.{function}() is only supported in inference")
-
-
-def cond(
-    condition: Tensor,
-    then_body: Callable[..., Any],
-    then_inps: List[Tensor],
-    else_body: Callable[..., Any],
-    else_inps: List[Tensor],
-) -> List[Any]:
-    """Return the results of one of two bodies, chosen when the model runs.
-
-    Raises:
-        ValueError: the inputs are not lists.
-        Error: in a training model.
-    """
-    _refuse_training("cond")
-    if not isinstance(then_inps, list) or not isinstance(else_inps, list):
-        raise ValueError("poptorch.cond expects then_inps and else_inps tensors to be a list")
-    chosen = then_body(*then_inps) if bool(condition.reshape(())) else else_body(*else_inps)
-    return list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
-
-
-def for_loop(count: int, body: Callable[..., Any], inputs: Sequence[Tensor]) -> List[Tensor]:
-    """Apply `body` to its own results `count` times.
-
-    Raises:
-        ValueError: the inputs are not a list of tensors, or the body returns another number of them.
-        Error: in a training model.
-    """
-    _refuse_training("for_loop")
-    if not isinstance(inputs, list):
-        raise ValueError(f"poptorch.for_loop expects input tensors (inputs) to be a list, got {type(inputs).__name__}")
-    for value in inputs:
-        if not isinstance(value, torch.Tensor):
-            raise ValueError(f"poptorch.for_loop: inputs must be tensors, got {type(value).__name__}")
-    values = [value.clone() for value in inputs]
-    for _ in range(count):
-        results = body(*values)
-        values = list(results) if isinstance(results, (list, tuple)) else [results]
-        if len(values) != len(inputs):
-            raise ValueError(f"poptorch.for_loop: the body takes {len(inputs)} tensors but returned {len(values)}")
-    return values
-
-
-def _check_overlap(function: str, tensors: Any, mode: Any) -> None:
-    if not isinstance(mode, OverlapMode):
-        raise Error(f"{function}: mode must be a poptorch.OverlapMode, got {mode!r}")
-
-
-def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """Let a model input be transferred while the device computes; the identity."""
-    _check_overlap("set_overlap_for_input", input_tensors, mode)
-    return input_tensors
-
-
-def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """Let a model output be transferred while the device computes; the identity."""
-    _check_overlap("set_overlap_for_output", output_tensors, mode)
-    return output_tensors
-
-
-class _Annotation:
-    """A context manager that changes nothing in what is computed."""
-
-    def __enter__(self) -> "_Annotation":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        return None
-
-
-class NameScope(_Annotation):
+class NameScope:
     """Name the operations within the block."""
 
     def __init__(self, name: str) -> None:
@@ -263,9 +159,42 @@ class NameScope(_Annotation):
             raise AssertionError(f"Parameter to NameScope must be a string, got {name!r}")
         self.name = name
 
+    def __enter__(self) -> "NameScope":
+        return self
 
-class Attribute(_Annotation):
-    """Attach attributes to the operations within the block: `Attribute(__outline={"layer": "embedding"})`."""
+    def __exit__(self, *_: Any) -> None:
+        return None
 
-    def __init__(self, **attributes: Any) -> None:
-        self.attributes = attributes
+
+class Attribute:
+    """Attach attributes to the operations within the block: `Attribute(__outline={"layer": "embedding"})`.
+
+    Blocks nest: an inner one adds keys to an attribute, or changes them, until it ends. No attribute changes a result.
+
+    Raises:
+        Error: an attribute that is no dictionary of strings.
+    """
+
+    #: attribute -> key -> value, in force for the operations that follow
+    _current_attrs: ClassVar[Dict[str, Dict[str, str]]] = {}
+
+    def __init__(self, **attributes: Dict[str, str]) -> None:
+        for name, values in attributes.items():
+            if not isinstance(values, dict):
+                raise Error(f"Attribute '{name}' must be a dictionary of strings, got {values!r}")
+            for key, value in values.items():
+                if not isinstance(key, str) or not isinstance(value, str):
+                    raise Error(f"Attribute '{name}': keys and values must be strings, got {key!r}: {value!r}")
+        self._attributes = attributes
+        self._saved: Dict[str, Dict[str, str]] = {}
+
+    def __enter__(self) -> "Attribute":
+        self._saved = Attribute._current_attrs
+        merged = {name: dict(values) for name, values in self._saved.items()}
+        for name, values in self._attributes.items():
+            merged.setdefault(name, {}).update(values)
+        Attribute._current_attrs = merged
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        Attribute._current_attrs = self._saved
