@@ -27,8 +27,13 @@ VERBS = {
     "show": "print a resolved recipe",
     "cp": "copy a recipe's file, to edit",
     "predict": "answer from a fine-tuned model",
+    "emulate": "run an unmodified PopTorch script on the emulated IPU",
+    "cache": "list or remove compiled executables",
+    "doctor": "report the environment, or who holds the emulated IPUs",
 }
 DEFAULT_VERB = "run"
+# Verbs whose words belong to another program: the module has main(words) instead, and gets all that follows the verb.
+PASS_ON = ("emulate",)
 
 _INTERRUPTED = 130
 
@@ -36,8 +41,9 @@ _INTERRUPTED = 130
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command line and return its exit code: see `ipu_finetune.errors` for which error has which."""
     words = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+    ours = next((at for at, word in enumerate(words) if word in PASS_ON), len(words))
+    debug = "--debug" in words[:ours]
+    words = [word for word in words[:ours] if word != "--debug"] + words[ours:]
     try:
         with _plain_warnings():
             return _dispatch(words)
@@ -69,6 +75,8 @@ def _dispatch(words: List[str]) -> int:
         _top_level().parse_args(words or ["--help"])
     verb, rest = _split(words)
     module = importlib.import_module(f"ipu_finetune.cli.{verb}")
+    if verb in PASS_ON:
+        return module.main(rest)
     parser = Parser(prog=f"{PROG} {verb}", description=module.__doc__, formatter_class=argparse.RawTextHelpFormatter)
     module.configure(parser)
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")

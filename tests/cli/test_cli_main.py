@@ -49,6 +49,9 @@ def test_help_names_every_verb_and_nothing_that_is_not_there(capsys):
         "show",
         "cp",
         "predict",
+        "emulate",
+        "cache",
+        "doctor",
     ]
 
 
@@ -57,7 +60,7 @@ def test_without_a_word_the_help_is_printed(capsys):
     assert "MODEL DATASET" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", ["run", "ls", "show", "cp", "predict"])
+@pytest.mark.parametrize("verb", ["run", "ls", "show", "cp", "predict", "emulate", "cache", "doctor"])
 def test_every_verb_has_help(verb, capsys):
     assert cli.main([verb, "--help"]) == 0
     assert f"usage: ipu-finetune {verb}" in capsys.readouterr().out
