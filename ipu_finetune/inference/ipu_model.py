@@ -5,7 +5,7 @@ Import this module only once `targets` has decided which `poptorch` is in force.
 """
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import poptorch
 import torch
@@ -52,6 +52,8 @@ def lay_out(model: nn.Module, ipu_config: IPUConfig, *, inference: bool = False)
         raise IpuFinetuneError(f"the model is laid out for {placed_for}; build another one for {mode}")
     try:
         placed = to_pipelined(model, ipu_config)
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        _freeze(placed, frozen)
         placed.ipu_config.eval() if inference else placed.ipu_config.train()
         kwargs = ipu_config.inference_parallelize_kwargs if inference else ipu_config.parallelize_kwargs
         placed.parallelize(**kwargs)
@@ -59,9 +61,22 @@ def lay_out(model: nn.Module, ipu_config: IPUConfig, *, inference: bool = False)
         raise RecipeError([f"optimum-graphcore has no pipelined form: {error.args[0]}"], where="model") from error
     except (IncompatibleIPUConfigError, ValueError, AssertionError, IndexError) as error:
         raise RecipeError([f"the layout does not fit the model: {error}"], where="IPU config") from error
+    _freeze(placed, frozen)
     _keep_padding(placed)
     placed._ipu_finetune_layout = mode
     return placed
+
+
+def _freeze(model: nn.Module, frozen: Set[str]) -> None:
+    """Let the weights of these Transformers names be frozen, split or whole.
+
+    optimum-graphcore 0.7.1 pipelines a copy of the model, built anew, whose weights are all trainable, and makes the
+    parts of a split projection trainable whatever it was. Only a frozen embedding does it split into frozen parts.
+    """
+    split = {part: f"{prefix}weight" for prefix, parts, _ in _split_weights(model) for part in parts}
+    for name, parameter in model.named_parameters():
+        if split.get(name, name) in frozen:
+            parameter.requires_grad_(False)
 
 
 def _keep_padding(model: nn.Module) -> None:
