@@ -112,7 +112,7 @@ def test_training_needs_a_micro_batch_per_forward_and_backward_stage(ipus, stage
     strategy = PipelinedExecution(AutoStage.AutoIncrement)
     assert compile_(Layers(ipus), True, strategy, A=needed).emulation.layout.forward_stages == stages
     if needed > 1:
-        with pytest.raises(poptorch.Error, match=rf"number of pipeline stages \({needed}\).*it is {needed - 1}"):
+        with pytest.raises(poptorch.Error, match=rf"number of pipeline stages \({needed}\).*It is {needed - 1}"):
             compile_(Layers(ipus), True, strategy, A=needed - 1)
 
 

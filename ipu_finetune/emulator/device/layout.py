@@ -162,9 +162,9 @@ class Layout:
         if plan.training and plan.accumulation < 2 * stages - 1:
             raise Error(
                 "poptorch.Options().Training.gradientAccumulation must be greater than or equal to the number of "
-                f"pipeline stages ({2 * stages - 1}) when using poptorch.PipelinedExecution; it is "
-                f"{plan.accumulation}. Please note that a model with {stages} pipeline stages in PopTorch will have "
-                f"an additional {stages - 1} stages when training."
+                f"pipeline stages ({2 * stages - 1}) when using poptorch.PipelinedExecution. Please note that a model "
+                f"with {stages} pipeline stages in PopTorch will have an additional {stages - 1} stages when "
+                f"training. It is {plan.accumulation}."
             )
         if not plan.training and plan.device_iterations < stages:
             raise Error(
@@ -201,8 +201,9 @@ def reserve_ipus(per_replica: int, replicas: int, round_up: bool, enforce: bool 
     reserved = 1 << (used - 1).bit_length()
     if reserved != used and enforce and not round_up:
         raise Error(
-            f"The model specifies the use of {used} IPUs, however PopTorch must reserve a minimum of {reserved} in "
-            "order to allow the model to run, because PopTorch must reserve a power of two. Please reconfigure your "
-            "model to use a different number of IPUs or set poptorch.Options().autoRoundNumIPUs(True)"
+            f"{per_replica} IPUs x {replicas} replicas: The model specifies the use of {used} IPUs, however PopTorch "
+            f"must reserve a minimum of {reserved} in order to allow the model to run, because PopTorch must reserve a "
+            "power of 2 or maximum of 64 IPUs per process. Please reconfigure your model to use a different number of "
+            "IPUs or set poptorch.Options().autoRoundNumIPUs(True)."
         )
     return reserved if enforce else used

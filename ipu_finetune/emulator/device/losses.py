@@ -10,6 +10,7 @@ from typing import Any, List, Sequence, Set
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from .casting import cast_parameters
 from .errors import Error
@@ -27,6 +28,11 @@ def _is_loss_function(function: Any) -> bool:
         return False
     module = getattr(function, "__module__", None) or ""
     return module.startswith("torch") or type(function).__name__ == "builtin_function_or_method"
+
+
+def _names_ipu(value: Any) -> bool:
+    """Whether an argument is the device "ipu", on which a traced model's tensors already are."""
+    return isinstance(value, (str, torch.device)) and str(value).split(":")[0] == "ipu"
 
 
 class FunctionWatch(TorchFunctionMode):
@@ -50,7 +56,15 @@ class FunctionWatch(TorchFunctionMode):
                 value = recorder.take_out(args[0], recorder.function)
                 with _disable_current_modes():
                     return getattr(value, name)(*args[1:], **(kwargs or {}))
+            # torch.device("ipu") itself passes through here, too.
+            if func is not torch.device and any(_names_ipu(each) for each in (*args, *(kwargs or {}).values())):
+                args, kwargs = tree_map(lambda each: "cpu" if _names_ipu(each) else each, (args, kwargs or {}))
+                if name == "to":
+                    return recorder.bring(args[0])
             args = cast_parameters(name, args)
+            if name == "ctc_loss":
+                # The mean over lengths that are Python numbers is computed outside of PyTorch's dispatcher.
+                args = tuple(torch.tensor(item) if isinstance(item, (list, tuple)) else item for item in args)
             review_function(recorder, func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and _is_loss_function(func):

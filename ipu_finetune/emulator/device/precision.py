@@ -96,6 +96,10 @@ def _touches_half(node: fx.Node) -> bool:
     return _makes_half(node) or any(_makes_half(used) for used in node.all_input_nodes)
 
 
+# What kernels say that do not take fp16, or not together with fp32.
+_NO_HALF = ("not implemented for", "Could not run", "expected scalar type", "mixed dtype")
+
+
 class _Rounding:
     """Computes in fp32 and rounds where this CPU's kernel does not take fp16."""
 
@@ -110,7 +114,7 @@ class _Rounding:
             try:
                 return self._function(*args, **kwargs)
             except (RuntimeError, NotImplementedError) as error:
-                if "not implemented for" not in str(error) and "Could not run" not in str(error):
+                if not any(text in str(error) for text in _NO_HALF):
                     raise
                 self._native = False
         return self._rounded(args, kwargs)

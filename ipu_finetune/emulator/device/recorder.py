@@ -20,6 +20,7 @@ from .errors import Error
 from .findings import Findings
 from .graph import Branch, GraphInput, Loop, SubGraph, TracedGraph, drop_unused, item_of, mutated_arguments
 from .refusals import refuse_data_dependence, refuse_host_value, review
+from .shapes import RESULTS
 
 __all__ = ["Recorder"]
 
@@ -206,13 +207,20 @@ class Recorder(TorchDispatchMode):
             if self._reviewing:
                 review(self, func, args, kwargs)
         try:
-            result = func(*fakes, **fake_kwargs)
+            result = RESULTS.get(func, func)(*fakes, **fake_kwargs)
         except torch._subclasses.fake_tensor.UnsupportedOperatorException as error:
             raise Error(f"{func} cannot be compiled: PyTorch cannot tell the shape of its result ({error}).") from error
         node = self._add(func, args, kwargs, result)
         for written in mutated_arguments(func, args, kwargs):
             self._know_again(written, node, result)
         return _originals_for(result, fakes, originals)
+
+    def bring(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what `.to("ipu")` gives inside a model: a constant of the graph for a tensor of the host."""
+        if isinstance(tensor, torch._subclasses.FakeTensor) or id(tensor) in self._twins:
+            return tensor
+        self.node_of(tensor)
+        return self._twin(tensor)
 
     def _prepare(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Cast what PyTorch's CPU kernels refuse to mix and an IPU does not."""

@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from . import nested, wrappers
+from .errors import Error
 from .findings import Findings
 from .gradients import deliver
 from .graph import TracedGraph, owns_result, root_of, written_nodes
@@ -172,6 +173,11 @@ def _add_inputs(recorder: Recorder, arguments: Dict[str, Any], values: Dict[fx.N
 
     def take(tensor: torch.Tensor) -> torch.Tensor:
         nonlocal count
+        if not tensor.numel():
+            raise Error(
+                f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)}): give the model at least one "
+                "row, and leave empty dimensions out."
+            )
         twin = recorder.add_input("input", count, tensor)
         values[recorder.inputs[-1].node] = tensor
         count += 1

@@ -231,12 +231,15 @@ def inferenceModel(
         accumulation = options.Training.gradient_accumulation
         if accumulation != 1:
             text = (
-                "You must set Training.gradientAccumulation to 1 (or leave it as its default) when running "
-                f"poptorch.inferenceModel; it is {accumulation}."
+                "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value "
+                "(1) when running a poptorch.inferenceModel()."
             )
             if options._execution_strategy.pipelined:
-                text += " Use deviceIterations to fill the pipeline when using poptorch.PipelinedExecution."
-            raise Error(text)
+                text += (
+                    " Use poptorch.Options().deviceIterations to process a sufficient number of batches each run for "
+                    "pipelined execution instead."
+                )
+            raise Error(f"{text} It is {accumulation}.")
     return PoplarExecutor(model, options, training=False)
 
 

@@ -196,7 +196,7 @@ class ExecutorCompile(ExecutorDevice):
         if plan.strategy.pipelined:
             layout.check_pipeline(plan)
         self.emulation.ipus = reserve_ipus(
-            layout.ipus, plan.replicas, self._options.auto_round_num_ipus, enforce=not self._on_ipu_model()
+            layout.ipus, plan.replicas, self._options.auto_round_num_ipus, enforce=self._needs_ipus()
         )
         loss = program.trace.graph.loss
         if program.optimizer is not None and loss is not None:

@@ -154,9 +154,17 @@ class ExecutorFigures(ExecutorBase):
         """
         program = self._compiled()
         operations: List[Dict[str, Any]] = []
+        together: Dict[int, Dict[str, Any]] = {}
         for number, node in enumerate(program.trace.graph.operations()):
             schema = getattr(node.target, "_schema", None)
             if schema is None:
+                continue
+            block = node.meta.get("multi_conv")
+            if block is not None:
+                if block not in together:
+                    together[block] = {"id": number, "type": "MultiConv", "name": "MultiConv", "convolutions": []}
+                    operations.append(together[block])
+                together[block]["convolutions"].append(node.meta.get("module", ""))
                 continue
             kind = schema.name.split("::")[-1]
             module = node.meta.get("module", "")

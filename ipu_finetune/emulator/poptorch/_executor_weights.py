@@ -92,7 +92,7 @@ class ExecutorWeights(ExecutorBase):
         """
         names = self._options.updatable_named_buffers
         if not names:
-            raise AssertionError("No named buffers marked as updatable via updatableNamedBuffers option")
+            raise Error("No named buffers marked as updatable via updatableNamedBuffers option")
         self._compiled().weights.upload_named(names)
 
     # ---- executors that share a module

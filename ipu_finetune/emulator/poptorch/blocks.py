@@ -66,7 +66,7 @@ def _begin(user_id: Optional[str], ipu_id: Optional[int], owner: Any = None) -> 
     """Begin a block if a model is being traced; `owner` is the hook or function that begins it, if there is one."""
     tracer = current.tracer
     if tracer is not None:
-        tracer.begin_block(user_id or _ids_of(tracer).of(owner), ipu_id)
+        tracer.begin_block(_ids_of(tracer).of(owner) if user_id is None else str(user_id), ipu_id)
 
 
 # ---- blocks
@@ -86,9 +86,7 @@ class _BlockHook:
         return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
 
 
-def _check_ids(user_id: Any, ipu_id: Any) -> None:
-    if user_id is not None and not isinstance(user_id, str):
-        raise AssertionError(f"user_id must be a string, got {user_id!r}")
+def _check_ipu(ipu_id: Any) -> None:
     if ipu_id is not None and (not isinstance(ipu_id, int) or isinstance(ipu_id, bool) or ipu_id < 0):
         raise AssertionError(f"ipu_id must be the number of an IPU, got {ipu_id!r}")
 
@@ -97,7 +95,7 @@ class LegacyBeginBlockFn:
     """A function that begins a block when it is called."""
 
     def __init__(self, function: Callable[..., Any], user_id: Optional[str] = None, ipu_id: Optional[int] = None):
-        _check_ids(user_id, ipu_id)
+        _check_ipu(ipu_id)
         functools.update_wrapper(self, function, updated=())
         self._function, self._user_id, self._ipu_id = function, user_id, ipu_id
 
@@ -122,7 +120,7 @@ def BeginBlock(
     Raises:
         Error: the module already begins a block, or is neither module nor function.
     """
-    _check_ids(user_id, ipu_id)
+    _check_ipu(ipu_id)
     if isinstance(layer_to_call, nn.Module):
         if any(isinstance(hook, _BlockHook) for hook in layer_to_call._forward_pre_hooks.values()):
             raise Error("module has already been assigned to a block.")
@@ -148,7 +146,7 @@ class Block(nn.Module):
 
     def __init__(self, user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
         super().__init__()
-        _check_ids(user_id, ipu_id)
+        _check_ipu(ipu_id)
         self._user_id, self._ipu_id = user_id, ipu_id
 
     def __enter__(self) -> "Block":
@@ -168,7 +166,7 @@ class Block(nn.Module):
     @staticmethod
     def start(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
         """Begin a block that lasts until the next one."""
-        _check_ids(user_id, ipu_id)
+        _check_ipu(ipu_id)
         _begin(user_id, ipu_id)
 
 
@@ -176,7 +174,7 @@ class BlockFunction:
     """A decorator that puts a function's body into a block."""
 
     def __init__(self, user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
-        _check_ids(user_id, ipu_id)
+        _check_ipu(ipu_id)
         self._user_id, self._ipu_id = user_id, ipu_id
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
