@@ -155,7 +155,7 @@ class IpuEngine(Engine):
         stored = self._optimizer.state_dict()
         for section in ("ipu_state", "ipu_param"):
             for name, value in (stored.get(section) or {}).items():
-                state.tensors[f"{section}.{name}"] = torch.as_tensor(value).detach().clone()
+                state.tensors[f"{section}.{name}"] = torch.as_tensor(value).detach()
         state.tensors["random.device"] = torch.tensor([int(word) for word in self._executor.rng_state])
         return state
 

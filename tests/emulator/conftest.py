@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import logging
+
 import pytest
 import torch
 
@@ -16,3 +18,13 @@ def installed():
 @pytest.fixture(autouse=True)
 def _one_seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _own_log_level():
+    """Libraries that were imported by other tests may have silenced the emulator's log."""
+    log = logging.getLogger("ipu_finetune.emulator")
+    before = log.level
+    log.setLevel(logging.NOTSET)
+    yield
+    log.setLevel(before)

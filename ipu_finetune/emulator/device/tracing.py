@@ -91,12 +91,17 @@ def _without_onednn() -> Iterator[None]:
 @contextlib.contextmanager
 def _plain_words() -> Iterator[None]:
     """Let an error of the user's model speak of tensors: that they are fake here is none of its author's business."""
+    # PyTorch logs every shape that does not fit before it raises; the exception is enough.
+    quiet = logging.getLogger("torch._subclasses.fake_tensor")
+    before, quiet.disabled = quiet.disabled, True
     try:
         yield
     except Exception as error:
         if error.args and isinstance(error.args[0], str) and "FakeTensor" in error.args[0]:
             error.args = (error.args[0].replace("FakeTensor", "Tensor"), *error.args[1:])
         raise
+    finally:
+        quiet.disabled = before
 
 
 def trace(

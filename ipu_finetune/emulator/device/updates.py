@@ -230,14 +230,18 @@ class DeviceOptimizer:
 
     # ---- what the user can save and load
 
-    def export_state(self) -> Dict[str, torch.Tensor]:
-        """Return copies of the state by the names that PopTorch uses, as `Accl1___fc.weight`."""
+    def export_state(self, copy: bool = True) -> Dict[str, torch.Tensor]:
+        """Return the state by the names that PopTorch uses, as `Accl1___fc.weight`.
+
+        Args:
+            copy: return copies; without, the device's own tensors, for a model that will not run again.
+        """
         exported = {}
         counted = self.image.rule in BIASED
         for weight in self.trained():
             state = self.states[weight.name]
             for slot, tensor in state.items():
-                exported[f"{slot}___{weight.name}"] = tensor.clone()
+                exported[f"{slot}___{weight.name}"] = tensor.clone() if copy else tensor
             if counted:
                 # One counter per replica group, as the other state has one tensor per group.
                 groups = (weight.shape[0],) if _grouping_of(weight) else ()

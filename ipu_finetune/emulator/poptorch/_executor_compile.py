@@ -183,7 +183,7 @@ class ExecutorCompile(ExecutorDevice):
         if device is None or self._offline() or not isinstance(optimizer, Optimizer):
             return
         if optimizer._pending is None:
-            optimizer._pending = Pending(device.export_state(), device.export_parameters())
+            optimizer._pending = Pending(device.export_state(copy=False), device.export_parameters())
 
     def _check_target(self) -> None:
         if self._on_ipu_model() and self._offline():
@@ -193,11 +193,11 @@ class ExecutorCompile(ExecutorDevice):
 
     def _place(self, program: Program, plan: Plan) -> None:
         layout = program.trace.layout
-        if plan.strategy.pipelined:
-            layout.check_pipeline(plan)
         self.emulation.ipus = reserve_ipus(
             layout.ipus, plan.replicas, self._options.auto_round_num_ipus, enforce=self._needs_ipus()
         )
+        if plan.strategy.pipelined:
+            layout.check_pipeline(plan)
         loss = program.trace.graph.loss
         if program.optimizer is not None and loss is not None:
             program.optimizer.scale.fit(loss)

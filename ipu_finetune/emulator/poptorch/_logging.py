@@ -4,6 +4,7 @@
 Nothing is touched until `start` (which `emulator.install` calls) or `setLogLevel` asks for it.
 """
 
+import datetime
 import logging
 import os
 import sys
@@ -35,10 +36,11 @@ class _Output(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter("[%(asctime)s] [%(name)s] [%(level)s] %(message)s", "%H:%M:%S"))
+        self.setFormatter(logging.Formatter("[%(clock)s] [%(name)s] [%(level)s] %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
         record.level = record.levelname.lower()
+        record.clock = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")
         destination = os.environ.get("POPTORCH_LOG_DEST", "stderr")
         try:
             if destination not in ("stdout", "stderr"):
