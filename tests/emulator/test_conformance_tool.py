@@ -31,6 +31,7 @@ FILES = {
         from helpers import LogChecker
 
         def test_no_hardware(): assert os.environ["IPU_FINETUNE_EMULATED_HARDWARE"] == "0"
+        def test_own_pod(): assert "conformance-" in os.environ["XDG_STATE_HOME"]
         @pytest.mark.parametrize("n", [1, 2])
         def test_pass(n): pass
         def test_fail(): assert 1 == 2, "one is not two"
@@ -117,6 +118,7 @@ def outcomes(path, file):
 def test_every_outcome_is_recorded(ran):
     assert outcomes(ran[0], "plain_test.py") == {
         "test_no_hardware": "passed",
+        "test_own_pod": "passed",
         "test_pass[1]": "passed",
         "test_pass[2]": "passed",
         "test_fail": "failed",
@@ -164,13 +166,13 @@ def test_a_file_that_cannot_be_collected_is_not_lost(ran):
 
 
 def test_the_report_adds_up(ran):
-    # 10 + 6 + 5 tests; an expected failure counts as passed.
-    line = "21 items: 10 passed, 10 failed, 1 skipped; 1 of 5 files not collected"
+    # 11 + 6 + 5 tests; an expected failure counts as passed.
+    line = "22 items: 11 passed, 10 failed, 1 skipped; 1 of 5 files not collected"
     assert line in ran[1]
     rows = {row.split(" | ")[0].strip("| "): row for row in ran[1].splitlines() if row.startswith("| ")}
-    assert rows["plain_test.py"] == "| plain_test.py | 10 | 5 | 4 | 1 | 0 |  | emulator gap 3, log or IR 1 |"
+    assert rows["plain_test.py"] == "| plain_test.py | 11 | 6 | 4 | 1 | 0 |  | emulator gap 3, log or IR 1 |"
     assert "| 0 | 0 | 0 | 0 | 0 | yes | not collected: package, imports a package" in rows["test_import.py"]
-    assert rows["**total**"] == "| **total** | **21** | **10** | **10** | **1** | **0** | **1** |  |"
+    assert rows["**total**"] == "| **total** | **22** | **11** | **10** | **1** | **0** | **1** |  |"
     assert "Claiming no hardware" in ran[1]
     assert "- 1: no reason \\| at all" in ran[1]
     failed = {test.id.split("::")[1] for file in records.read(ran[0]).files.values() for test in file.tests.values()
@@ -211,7 +213,7 @@ def test_resuming_runs_what_is_missing_and_keeps_the_rest(ran, tests, tmp_path, 
     shown = capsys.readouterr()
     assert shown.err.splitlines()[0].startswith("dies_test.py: 2 failed, 1 passed")
     assert len(shown.err.splitlines()) == 1
-    assert shown.out.startswith("21 items: 10 passed, 10 failed, 1 skipped;")
+    assert shown.out.startswith("22 items: 11 passed, 10 failed, 1 skipped;")
 
 
 def test_the_suite_runs_on_the_emulator_and_claims_hardware_where_asked(tmp_path, capsys):

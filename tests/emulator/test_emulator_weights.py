@@ -251,6 +251,21 @@ def test_a_buffer_is_updated_in_every_micro_batch_and_sees_the_weight_before_the
     torch.testing.assert_close(model.total.item(), expected)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("called", [False, True])
+def test_state_outlives_the_inference_mode_of_whoever_compiled_or_called(compiled, called):
+    # transformers' pipelines compile in inference mode; generate() calls later without it.
+    user = Accumulates()
+    model = poptorch.inferenceModel(user)
+    with torch.inference_mode(compiled):
+        model.compile(torch.ones(1))
+    for _ in range(2):
+        with torch.inference_mode(called):
+            model(torch.ones(1))
+    model.copyWeightsToHost()
+    assert user.total.item() == 2
+
+
 def test_compiling_changes_no_buffer():
     model = Accumulates()
     training = training_of(model)

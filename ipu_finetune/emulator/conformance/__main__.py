@@ -122,6 +122,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         _checked(arguments)
+        arguments.hardware = arguments.hardware or suite(arguments.suite).hardware
         with tempfile.TemporaryDirectory(prefix="conformance-") as scratch:
             out = arguments.json or Path(scratch) / "results.jsonl"
             if not arguments.report_only:

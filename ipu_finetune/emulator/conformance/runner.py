@@ -133,6 +133,8 @@ class _Process:
         command += [f"--conformance-limit={job.limit}", *job.suite.arguments, str(job.tests / file)]
         environment = {**environment_of_child(), **job.suite.variables(), **job.environment}
         environment["IPU_FINETUNE_EMULATED_HARDWARE"] = "2" if job.hardware else "0"
+        # A virtual pod of its own, so that files run side by side take no IPUs from each other.
+        environment["XDG_STATE_HOME"] = str(scratch / "state")
         with self._output.open("wb") as output:
             # A session of its own, so that workers that a test leaves behind end with it.
             self._child = subprocess.Popen(

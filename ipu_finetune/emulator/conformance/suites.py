@@ -27,6 +27,7 @@ class Suite(NamedTuple):
         environment: variables that the suite needs.
         hub: the module that builds a local hub of models, as `python -m MODULE DIR`, if the suite can use one.
         hub_plugins: pytest plugins to load beside it.
+        hardware: whether hardware is always claimed, as the suite has few tests that run without.
         wanted: the number of items that should pass: without hardware, and with.
         note: what a reader of the report should know about its scope.
     """
@@ -44,6 +45,7 @@ class Suite(NamedTuple):
     environment: Tuple[Tuple[str, str], ...] = ()
     hub: Optional[str] = None
     hub_plugins: Tuple[str, ...] = ()
+    hardware: bool = False
     wanted: Tuple[Optional[int], Optional[int]] = (None, None)
     note: str = ""
 
@@ -97,6 +99,7 @@ SUITES: Dict[str, Suite] = {
             adapted=("torch.load reads what the trainer resumes from, as in PyTorch 2.0",),
             hub=f"{__package__}.tiny_hub",
             hub_plugins=(f"{__package__}.tiny_hub.web",),
+            hardware=True,
             wanted=(None, 230),
             note="Checkpoints come from the local hub of tiny random models; without it, few files can be collected.",
         ),

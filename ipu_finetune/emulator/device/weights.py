@@ -123,7 +123,8 @@ class WeightStore:
 
     def upload(self, keep: Callable[[Weight], bool] = lambda _: True) -> None:
         """Copy host values to the device, for the weights that `keep` selects."""
-        with torch.no_grad(), self._plain():
+        # What lives on the device is changed by later calls, which need not be in the caller's inference mode.
+        with torch.inference_mode(False), torch.no_grad(), self._plain():
             for weight in filter(keep, self.weights):
                 source = self.today(weight)
                 values = (weight.tensor if source is None else source).data
@@ -146,12 +147,12 @@ class WeightStore:
                 if values is None:
                     continue
                 target = self.today(weight)
-                if target is not None:
-                    target.data.copy_(values)
-                else:
+                if target is None:
                     lost.append(weight.name)
-                if target is not weight.tensor:
-                    weight.tensor.data.copy_(values)
+                for host in {id(tensor): tensor for tensor in (target, weight.tensor) if tensor is not None}.values():
+                    # Only in that mode may a tensor be changed that was made in it.
+                    with torch.inference_mode(host.is_inference()):
+                        host.data.copy_(values)
         if lost and not self._warned_lost:
             self._warned_lost = True
             _logger.warning(
@@ -173,7 +174,8 @@ class WeightStore:
             if weight.grouping is not None:
                 weight.per_replica = None
             elif weight.per_replica:
-                weight.per_replica = [torch.empty_like(values) for values in weight.per_replica]
+                with torch.inference_mode(False):
+                    weight.per_replica = [torch.empty_like(values) for values in weight.per_replica]
 
     def group(self, groupings: Iterable[Tuple[str, ReplicaGrouping]], replicas: int) -> List[Weight]:
         """Let parameters differ between replicas; before the first upload. Return them."""
@@ -193,7 +195,8 @@ class WeightStore:
         for name in names:
             weight = self._by_name[name]
             assert weight.device is not None
-            weight.per_replica = [weight.device.clone() for _ in range(replicas)]
+            with torch.inference_mode(False):
+                weight.per_replica = [weight.device.clone() for _ in range(replicas)]
 
     def _plain(self) -> Any:
         return wrappers.all_plain(self.tensors())

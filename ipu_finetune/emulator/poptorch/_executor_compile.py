@@ -15,6 +15,7 @@ from ..device.errors import Error
 from ..device.layout import reserve_ipus
 from ..device.plan import Anchor, Plan
 from ..device.program import Program
+from ..device.size import check_graph_size, weight_bytes
 from ._args_parser import shapes_of
 from ._executable_key import parts_of
 from ._executor_base import tensor_leaves
@@ -118,6 +119,7 @@ class ExecutorCompile(ExecutorDevice):
         self._check_target()
         check_session_options(self._options)
         note_device_only_options(self._options)
+        self._check_size()
         plan = self._plan()
         self._fetch_from_trainers()
         run_hooks("pre")
@@ -190,6 +192,13 @@ class ExecutorCompile(ExecutorDevice):
             raise Error("ConnectionType.Never / useOfflineIpuTarget not supported for the IPU model")
         if self._options.log_cycle_count and not self._offline() and not self._needs_ipus():
             raise Error("Cycle count logging is only supported on actual IPU hardware.")
+
+    def _check_size(self) -> None:
+        tensors = [*self._user_model.parameters(), *self._user_model.buffers()]
+        outside = self._options._Popart.options.get("saveInitializersToFile")
+        note = check_graph_size(weight_bytes(tensors), outside)
+        if note is not None:
+            logger.info(note)
 
     def _place(self, program: Program, plan: Plan) -> None:
         layout = program.trace.layout
