@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from ipu_finetune import targets
-from ipu_finetune._versions import POPLAR_SDK, TESTED, Finding
-from ipu_finetune.errors import TargetUnavailableError
+from ipu_finetune._versions import POPLAR_SDK, TESTED, Finding, check_versions
+from ipu_finetune.errors import IpuFinetuneError, TargetUnavailableError
 
-__all__ = ["available_targets", "find_versions", "machine", "poptorch_kind", "variables"]
+__all__ = ["available_targets", "find_versions", "machine", "poptorch_kind", "require_versions", "variables"]
 
 _VARIABLES = re.compile(
     r"(POPTORCH|POPART|POPLAR|POPLIBS|PVTI|IPUOF|VIPU|POPRUN|IPU_FINETUNE|HF)_\w+"
@@ -45,6 +45,23 @@ def find_versions() -> Dict[str, Optional[str]]:
                 found[name] = None
     found[POPLAR_SDK] = sdk_version(os.environ)
     return found
+
+
+def require_versions(target: str) -> List[str]:
+    """Refuse versions with which a run on `target` cannot work, and return what to say about those nobody has tried.
+
+    Raises:
+        IpuFinetuneError: something is missing or too old; lists all of it with the commands that mend it.
+    """
+    found = find_versions()
+    if target != "ipu":
+        # The emulator stands in for both.
+        found = {name: version for name, version in found.items() if name not in (POPLAR_SDK, "poptorch")}
+    findings = check_versions(found)
+    errors = [finding.message for finding in findings if finding.level == "error"]
+    if errors:
+        raise IpuFinetuneError("\n".join(["this environment cannot run it:", *(f"  - {error}" for error in errors)]))
+    return [f"warning: {finding.message}" for finding in findings]
 
 
 def sdk_version(environment: Mapping[str, str]) -> Optional[str]:

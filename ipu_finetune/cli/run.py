@@ -4,11 +4,13 @@
 import argparse
 import contextlib
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any, Dict
 
 from ipu_finetune._discovery import load_recipe
+from ipu_finetune._environment import require_versions
 from ipu_finetune._overrides import apply
 from ipu_finetune.cli._parser import add_recipe_options, add_target_option, overrides
 from ipu_finetune.errors import UsageError
@@ -28,9 +30,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--resume", metavar="DIR", nargs="?", const=True, help="go on from the last checkpoint (of the run in DIR)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a run that is already in --output")
+    parser.add_argument(
+        "--compile-timeout", type=_seconds, metavar="SECONDS", help="stop a compilation that takes longer"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else there")
     add_recipe_options(parser)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
+    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,6 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Chosen here, so that an absent target is refused before torch is imported.
     chosen = choose(arguments.target)
     print(chosen.announcement, file=sys.stderr)
+    # Before anything that a wrong version would break is imported, let alone compiled.
+    for note in require_versions(chosen.name):
+        print(note, file=sys.stderr)
     for change in changes:
         print(f"set {change}", file=sys.stderr)
 
@@ -56,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         "resume": arguments.resume,
         "overwrite": arguments.overwrite,
         "progress": not arguments.quiet,
+        "compile_timeout": arguments.compile_timeout,
     }
     if not arguments.json:
         print(finetune(recipe, **options).summary)

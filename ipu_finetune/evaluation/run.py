@@ -16,13 +16,14 @@ import torch
 import transformers
 from tqdm.auto import tqdm
 
-from ipu_finetune import ipu_config, targets, tasks
+from ipu_finetune import _environment, ipu_config, targets, tasks
 from ipu_finetune import recipe as recipes
 from ipu_finetune.batching import BatchPlan, gradient_accumulation
 from ipu_finetune.errors import CheckpointError, RecipeError
 from ipu_finetune.evaluation import record, run_folder
 from ipu_finetune.models import hub, pretrained
 from ipu_finetune.training import checkpoint, loop
+from ipu_finetune.training.compilation import watched
 from ipu_finetune.training.engine import Engine
 from ipu_finetune.training.order import host_batches, order_hash, read_batch
 
@@ -74,6 +75,7 @@ def finetune(
     resume: Union[bool, str, None] = None,
     overwrite: bool = False,
     progress: bool = False,
+    compile_timeout: Optional[float] = None,
 ) -> Run:
     """Train and evaluate a recipe.
 
@@ -84,6 +86,7 @@ def finetune(
         resume: continue the last checkpoint of `output`, of the recipe's newest run (True) or of the folder named.
         overwrite: replace a run that `output` holds.
         progress: say on stderr what is going on, with bars.
+        compile_timeout: seconds after which a compilation is stopped; None for as long as it takes.
 
     Raises:
         IpuFinetuneError: one of its kinds, see `ipu_finetune.errors`.
@@ -94,6 +97,8 @@ def finetune(
     if isinstance(target, str):
         chosen = targets.choose(target)
         say(chosen.announcement)
+        for note in _environment.require_versions(chosen.name):
+            say(note)
     else:
         chosen = target
     started = time.time()
@@ -101,15 +106,24 @@ def finetune(
         folder = run_folder.to_resume(resume, output, recipe.name)
     else:
         folder = run_folder.prepare(output, recipe.name, chosen.name, overwrite)
-    job = _Job(recipe, chosen, folder, say, progress)
+    job = _Job(recipe, chosen, folder, say, progress, compile_timeout)
     return job.run(bool(resume), overwrite, started)
 
 
 class _Job:
     """The steps of a run; each leaves its part of the folder behind."""
 
-    def __init__(self, recipe: recipes.Recipe, target: targets.Target, folder: Path, say: Any, bars: bool) -> None:
+    def __init__(
+        self,
+        recipe: recipes.Recipe,
+        target: targets.Target,
+        folder: Path,
+        say: Any,
+        bars: bool,
+        compile_timeout: Optional[float],
+    ) -> None:
         self.recipe, self.target, self.folder, self.say, self.bars = recipe, target, folder, say, bars
+        self.compile_timeout = compile_timeout
         self.seconds: Dict[str, float] = {}
 
     def run(self, resume: bool, overwrite: bool, started: float) -> Run:
@@ -324,7 +338,7 @@ class _Job:
         rows = next(host_batches(plan, self.recipe.training.seed, 0))
         batch, weights = read_batch(train.columns, rows, plan)
         with tqdm(total=1, desc="compiling", bar_format="{desc}: {elapsed}{postfix}", disable=not self.bars) as bar:
-            with self._clock("compile"):
+            with self._clock("compile"), watched(self.say, self.compile_timeout):
                 engine.compile(batch, weights)
             bar.set_postfix_str(f"executable cache: {engine.facts.get('executable_cache', 'none')}")
             bar.update()

@@ -9,7 +9,7 @@ import types
 import pytest
 
 import ipu_finetune
-from ipu_finetune import cli, targets
+from ipu_finetune import _environment, cli, targets
 from ipu_finetune.cli._parser import recipe_flags
 from ipu_finetune.errors import Interrupted
 
@@ -21,6 +21,7 @@ def _no_ipu_and_torch_installed(monkeypatch):
     monkeypatch.delitem(sys.modules, "poptorch", raising=False)
     monkeypatch.setattr(targets, "_poptorch_is_installed", lambda: False)
     monkeypatch.setattr(targets, "_require_torch", lambda target: None)
+    monkeypatch.setattr(_environment, "find_versions", dict)
 
 
 @pytest.fixture
@@ -56,6 +57,7 @@ def test_run_is_the_verb_where_none_is_given(calls):
         "resume": None,
         "overwrite": False,
         "progress": True,
+        "compile_timeout": None,
     }
     assert calls[2][1]["target"].name == "emulator"
 
@@ -74,6 +76,7 @@ def test_every_flag_reaches_its_field(calls, capsys):
         "resume": None,
         "overwrite": True,
         "progress": False,
+        "compile_timeout": None,
     }
     err = capsys.readouterr().err
     assert "set training.seed: 42 -> 7" in err
@@ -175,6 +178,24 @@ def test_u70_without_a_token_a_run_works_and_a_push_stops_before_it(calls, capsy
     assert cli.main(["minilm", "squad", "--set", "model.push_to_hub=me/mine"]) == 2
     assert "needs a token" in capsys.readouterr().err
     assert len(calls) == 1
+
+
+def test_u55_a_version_that_cannot_work_stops_before_anything_heavy(calls, capsys, monkeypatch):
+    monkeypatch.setattr(_environment, "find_versions", lambda: {"transformers": "4.20.0", "datasets": "3.7.0"})
+    assert cli.main(["minilm", "squad"]) == 1
+    assert "transformers 4.20.0 < 4.29.2" in capsys.readouterr().err
+    assert not calls
+    monkeypatch.setattr(_environment, "find_versions", lambda: {"datasets": "3.7.0"})
+    assert cli.main(["minilm", "squad"]) == 0
+    assert "warning: datasets 3.7.0 > 3.6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf"])
+def test_u38_a_compile_timeout_is_a_number_of_seconds(text, calls, capsys):
+    assert cli.main(["minilm", "squad", "--compile-timeout", text]) == 2
+    assert f"'{text}' is not a number of seconds above 0" in capsys.readouterr().err
+    assert cli.main(["minilm", "squad", "--compile-timeout", "60"]) == 0
+    assert calls[-1][1]["compile_timeout"] == 60.0
 
 
 def test_an_interrupted_run_is_exit_130_and_says_where_its_checkpoint_is(monkeypatch, capsys):

@@ -15,6 +15,7 @@ import pytest
 from ipu_finetune import _environment, cli
 from ipu_finetune._versions import TESTED, check_versions
 from ipu_finetune.emulator.device import pod
+from ipu_finetune.errors import IpuFinetuneError
 
 pytestmark = pytest.mark.pure
 
@@ -75,6 +76,18 @@ def test_u55_sdk_2_4_is_an_error_before_anything_is_compiled(versions_are, capsy
     code, text = doctor([], capsys)
     assert code == 1
     assert "error: Poplar SDK 2.4.0 < 3.3" in text
+
+
+def test_u55_a_run_on_ipus_is_refused_with_everything_that_is_wrong(versions_are):
+    versions_are(Poplar_SDK="2.4.0", transformers="4.20.0", datasets="3.7.0")
+    with pytest.raises(IpuFinetuneError, match=r"this environment cannot run it:\n") as caught:
+        _environment.require_versions("ipu")
+    assert "  - Poplar SDK 2.4.0 < 3.3" in str(caught.value)
+    assert "  - transformers 4.20.0 < 4.29.2" in str(caught.value)
+    versions_are(Poplar_SDK="2.4.0", datasets="3.7.0")
+    # No SDK takes part in a run on the emulator; what nobody has tried is a warning.
+    (warning,) = _environment.require_versions("emulator")
+    assert warning.startswith("warning: datasets 3.7.0 > 3.6")
 
 
 def test_u56_a_version_above_the_ceiling_is_a_warning_with_the_tested_range_and_the_command(versions_are, capsys):

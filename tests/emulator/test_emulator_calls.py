@@ -233,8 +233,7 @@ def test_synthetic_data_is_not_counted():
 # ---- compiling
 
 
-def test_stages_are_named_and_timed(caplog):
-    # U38
+def test_u38_stages_are_named_and_timed(caplog):
     with caplog.at_level(logging.INFO, logger="ipu_finetune.emulator"):
         model = compiled(ONE)
     text = caplog.text
@@ -254,8 +253,8 @@ class Widens(torch.nn.Module):
         return x[:, None, None].expand(*self.shape).to(self.dtype) * 1
 
 
-def test_large_outputs_are_remarked_on_when_the_model_is_compiled(caplog):
-    # U38: 8 * 512 * 30522 * 2 bytes
+def test_u38_large_outputs_are_remarked_on_when_the_model_is_compiled(caplog):
+    # 8 * 512 * 30522 * 2 bytes
     model = poptorch.inferenceModel(Widens(8, 512, 30522))
     model.compile(torch.ones(8, dtype=torch.float16))
     assert "output to host 238 MiB per step" in caplog.text
@@ -281,8 +280,8 @@ def test_the_size_of_outputs_is_that_of_one_step(mode, settings, told, caplog):
     assert told is None or told in caplog.text
 
 
-def test_an_error_of_our_own_machinery_names_stage_and_versions(monkeypatch):
-    # U55; int() stands for a part of the compiler that fails on what it is given
+def test_u55_an_error_of_our_own_machinery_names_stage_and_versions(monkeypatch):
+    # int() stands for a part of the compiler that fails on what it is given
     monkeypatch.setattr(tracing, "LayoutTracer", int)
     expected = r"stage 'tracing': TypeError: int\(\) argument .*PopTorch 3\.\S+, torch 2\.\S+, Python 3"
     with pytest.raises(poptorch.Error, match=expected) as caught:

@@ -68,7 +68,7 @@ def test_1003_records_give_31_batches_or_32_with_the_rest():
 
 
 @pytest.mark.parametrize("mode", [SYNC, ASYNC, REBATCHED])
-def test_four_replicas_of_one_process_see_each_of_64_records_once(mode):
+def test_u64_four_replicas_of_one_process_see_each_of_64_records_once(mode):
     opts = options(R=4, outputMode=poptorch.OutputMode.All)
     loader = DataLoader(opts, Numbers(64), batch_size=2, mode=mode, shuffle=True)
     model = poptorch.inferenceModel(lambda ids: ids + 0, opts)

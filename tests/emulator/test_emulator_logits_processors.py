@@ -82,12 +82,12 @@ def random_histories(count):
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_a_rule_with_a_mark_outside_of_the_vocabulary_is_that_of_the_host(n):
+def test_u30_a_rule_with_a_mark_outside_of_the_vocabulary_is_that_of_the_host(n):
     histories = [[0], [3], [0, 0], [0, 3, 0], [3, 0, 3], [0] * LENGTH, *random_histories(60)]
     assert differences(NoRepeat, n, histories) == {}
 
 
-def test_the_case_of_the_report():
+def test_u30_the_case_of_the_report():
     assert banned_on_host(2, [0, 3, 0]) == {3}
     assert banned_on_host(2, [3]) == set()
     model = poptorch.inferenceModel(NoRepeat(2))
@@ -95,7 +95,7 @@ def test_the_case_of_the_report():
     assert banned_on_device(model, [3]) == set()
 
 
-def test_the_parity_check_names_the_token_that_optimum_graphcore_bans_too_much():
+def test_u30_the_parity_check_names_the_token_that_optimum_graphcore_bans_too_much():
     pytest.importorskip("optimum.version")
     # Fewer tokens than an n-gram has: nothing can repeat, yet the filling zeros look like a history.
     assert differences(OfOptimum, 2, [[0]]) == {(0,): ({0}, set())}

@@ -4,6 +4,8 @@
 import pytest
 import torch
 
+from ipu_finetune.emulator import poptorch
+from ipu_finetune.emulator.device import size
 from ipu_finetune.emulator.device.size import check_graph_size, weight_bytes
 from ipu_finetune.emulator.poptorch import Error
 
@@ -14,9 +16,9 @@ def model_of(count, dtype):
 
 
 def test_u66_six_hundred_million_float_parameters_use_external_weights():
-    size = weight_bytes(model_of(600_000_000, torch.float32).parameters())
-    assert size == 2_400_000_000
-    assert check_graph_size(size, "weights.onnx") == "2.4 GB > 2 GB: using external weights"
+    weights = weight_bytes(model_of(600_000_000, torch.float32).parameters())
+    assert weights == 2_400_000_000
+    assert check_graph_size(weights, "weights.onnx") == "2.4 GB > 2 GB: using external weights"
 
 
 def test_u66_without_a_file_for_them_the_model_is_refused_with_the_option_to_set():
@@ -25,14 +27,14 @@ def test_u66_without_a_file_for_them_the_model_is_refused_with_the_option_to_set
 
 
 def test_u66_the_same_model_in_half_precision_goes_into_the_graph():
-    size = weight_bytes(model_of(600_000_000, torch.float16).parameters())
-    assert size == 1_200_000_000
-    assert check_graph_size(size, None) is None
+    weights = weight_bytes(model_of(600_000_000, torch.float16).parameters())
+    assert weights == 1_200_000_000
+    assert check_graph_size(weights, None) is None
 
 
-@pytest.mark.parametrize(("size", "inside"), [(2**31 - 1, True), (2**31, False)])
-def test_u66_the_limit_is_that_of_a_protobuf_message(size, inside):
-    assert (check_graph_size(size, "weights.onnx") is None) is inside
+@pytest.mark.parametrize(("weights", "inside"), [(2**31 - 1, True), (2**31, False)])
+def test_u66_the_limit_is_that_of_a_protobuf_message(weights, inside):
+    assert (check_graph_size(weights, "weights.onnx") is None) is inside
 
 
 def test_tied_weights_are_counted_once():
@@ -40,3 +42,20 @@ def test_tied_weights_are_counted_once():
     head = torch.nn.Linear(4, 10, bias=False)
     head.weight = embedding.weight
     assert weight_bytes([*embedding.parameters(), *head.parameters()]) == 10 * 4 * 4
+
+
+@pytest.mark.parametrize("file", [None, "weights.onnx"])
+def test_u66_compiling_checks_the_size_first(file, monkeypatch, caplog):
+    monkeypatch.setattr(size, "MESSAGE_LIMIT", 4 * 11)  # bytes; the model has 12 float32 weights
+    options = poptorch.Options()
+    if file:
+        options._Popart.set("saveInitializersToFile", file)
+    model = poptorch.inferenceModel(torch.nn.Linear(3, 4, bias=False), options)
+    if file:
+        with caplog.at_level("INFO", logger="ipu_finetune.emulator"):
+            model.compile(torch.ones(1, 3))
+        assert "using external weights" in caplog.text
+    else:
+        with pytest.raises(Error, match="do not fit into the graph"):
+            model.compile(torch.ones(1, 3))
+        assert not model.isCompiled()
