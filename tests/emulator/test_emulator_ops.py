@@ -297,3 +297,19 @@ def test_attributes_reach_the_replacement_as_they_are():
 
     assert poptorch.inferenceModel(Model())(torch.ones(2)).tolist() == [2, 2]
     assert seen == given
+
+
+def gather_last_dim(data, index):
+    outputs = [torch.zeros(index.shape)]
+    return poptorch.custom_op([data, index], "FastGatherLastDim", "poptorch.custom_ops", 1, outputs)[0]
+
+
+def test_gathering_along_the_last_dimension_is_that_of_torch():
+    data, index = torch.randn(3, 4, 6), torch.randint(0, 6, (3, 4, 2))
+    assert torch.equal(gather_last_dim(data, index), torch.gather(data, -1, index))
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 6), (4, 6), (3, 4, 1, 6)])
+def test_gathering_along_the_last_dimension_needs_indices_for_every_row(shape):
+    with pytest.raises(poptorch.Error, match="all dimensions save the last must be those of the data"):
+        gather_last_dim(torch.randn(3, 4, 6), torch.zeros(shape, dtype=torch.int64))

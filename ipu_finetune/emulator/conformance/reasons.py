@@ -192,6 +192,21 @@ RULES: Tuple[Rule, ...] = (
         exception=r"AssertionError",
         line=r"\b(elapsed|duration|time|seconds|latency|perf_counter|\w+_time|time_\w+)\b",
     ),
+    Rule(
+        GAP,
+        "takes what the old constructor torch.LongTensor makes as a constant, where PopTorch refuses it",
+        test=r"^misc_test\.py::test_error_on_cpu_tensor$",
+    ),
+    Rule(
+        GAP,
+        "returns batch-norm statistics as they are after the batch; PopTorch returns those from before it",
+        test=r"^half_test\.py::test_buffers$",
+    ),
+    Rule(
+        GAP,
+        "wants an error that `pytest.raises(RuntimeError)` lets through; the emulator's is a RuntimeError",
+        test=r"^tensor_ops_test\.py::test_fastgather_3dim$",
+    ),
     # Being stuck is no matter of speed.
     Rule(GAP, "waits for something that does not come", exception=r"^TimeLimit$", trace=_WAITING),
     Rule(GAP, "hangs", exception=r"^TimeLimit$", message=r"^hung"),

@@ -98,7 +98,7 @@ def custom_op(
 
 
 def _gather_last_dim(data: torch.Tensor, index: torch.Tensor, **_: Any) -> List[torch.Tensor]:
-    if data.dim() == index.dim() and data.shape[:-1] != index.shape[:-1]:
+    if data.shape[:-1] != index.shape[:-1]:
         raise Error(
             f"FastGatherLastDim: the index has shape {tuple(index.shape)}, but all dimensions save the last must be "
             f"those of the data, {tuple(data.shape)}"
