@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An emulated IPU: stand-ins for `poptorch`, `popart` and `popdist`, and the device behind them.
+"""An emulated IPU: stand-ins for `poptorch`, `popart`, `popdist` and `horovod`, and the device behind them.
 
 ```python
 from ipu_finetune import emulator
@@ -14,7 +14,7 @@ Nothing is put into `sys.modules` before `install()`, and a real PopTorch is nev
 
 An emulated run proves numerics, layout and plumbing. Its speed says nothing about an IPU's.
 
-The rooms: `poptorch/`, `popart/` and `popdist/` hold the names that scripts use; `device/` is what executes. Only
+The rooms: `poptorch/`, `popart/`, `popdist/` and `horovod/` hold the names that scripts use; `device/` is what executes. Only
 `device/execution.py` knows how a micro-batch is run, so that another way of running it needs no change elsewhere.
 """
 
