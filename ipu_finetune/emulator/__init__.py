@@ -14,8 +14,9 @@ Nothing is put into `sys.modules` before `install()`, and a real PopTorch is nev
 
 An emulated run proves numerics, layout and plumbing. Its speed says nothing about an IPU's.
 
-The rooms: `poptorch/`, `popart/`, `popdist/` and `horovod/` hold the names that scripts use; `device/` is what executes. Only
-`device/execution.py` knows how a micro-batch is run, so that another way of running it needs no change elsewhere.
+The rooms: `poptorch/`, `popart/`, `popdist/` and `horovod/` hold the names that scripts use; `device/` is what
+executes. Only `device/execution.py` knows how a micro-batch is run, so that another way of running it needs no change
+elsewhere.
 """
 
 from ._install import install, is_installed, uninstall

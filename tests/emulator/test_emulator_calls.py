@@ -370,3 +370,42 @@ def test_a_default_that_is_a_tensor_is_an_input_like_any_other():
     assert model(ONE).tolist() == [11, 11]
     assert model(ONE, ONE).tolist() == [2, 2]
     assert model(y=ONE * 3, x=ONE).tolist() == [4, 4]
+
+
+# ---- the copy that runs
+
+
+class Halves(torch.nn.Module):
+    """Returns a loss only in training, as the user guide's models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(2, 2)
+
+    def forward(self, x, target=None):
+        y = self.fc(x)
+        return (y, torch.nn.functional.mse_loss(y, target)) if self.training else y
+
+
+def test_a_training_model_stays_in_training_whatever_becomes_of_the_module():
+    module = Halves()
+    training = poptorch.trainingModel(module)
+    module.eval()
+    inference = poptorch.inferenceModel(module)
+    x = torch.ones(1, 2)
+    for _ in range(2):
+        before = inference(x)
+        _, loss = training(x, torch.zeros(1, 2))
+        assert loss.shape == ()
+        assert not torch.equal(inference(x), before)  # they share the weights all the same
+
+
+def test_an_inference_model_stays_in_evaluation_when_the_module_goes_back_to_training():
+    module = Halves().eval()
+    inference = poptorch.inferenceModel(module)
+    module.train()
+    training = poptorch.trainingModel(module)
+    x = torch.ones(1, 2)
+    training(x, torch.zeros(1, 2))
+    assert torch.equal(inference(x), module.fc(x))
+    assert module.training

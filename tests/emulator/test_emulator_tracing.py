@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from emulator_oracle import options
 
 from ipu_finetune.emulator import poptorch
 
@@ -359,3 +360,57 @@ def test_the_ctc_loss_trains_though_its_inner_size_depends_on_the_targets(as_ten
     )
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value)
+
+
+# ---- tensors of the host that are no buffers
+
+
+class Counter(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.count = torch.zeros(1)
+
+    def forward(self):
+        self.count += 1
+        return self.count
+
+
+def test_an_attribute_that_is_no_buffer_counts_once_while_the_model_is_traced():
+    # The user guide's example of a counter that does not count.
+    user = Counter()
+    model = poptorch.inferenceModel(user)
+    assert model().tolist() == [1.0]
+    assert model().tolist() == [1.0]
+    assert user.count.tolist() == [1.0]
+
+
+def test_a_constant_that_is_changed_again_has_both_values():
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.zeros(2)
+
+        def forward(self, x):
+            before = x + self.bias
+            self.bias[0] = 5.0
+            return before, x + self.bias
+
+    model = poptorch.inferenceModel(Twice())
+    for _ in range(2):
+        before, after = model(torch.ones(2))
+        assert before.tolist() == [1.0, 1.0]
+        assert after.tolist() == [6.0, 1.0]
+
+
+def test_a_constant_that_the_graph_writes_into_is_the_same_for_every_micro_batch():
+    class Adds(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.total = torch.zeros(1)
+
+        def forward(self, x):
+            return self.total.add_(x)
+
+    model = poptorch.inferenceModel(Adds(), options(D=3))
+    assert model(torch.tensor([1.0, 2.0, 3.0])).tolist() == [1.0, 2.0, 3.0]
+    assert model(torch.tensor([1.0, 2.0, 3.0])).tolist() == [1.0, 2.0, 3.0]

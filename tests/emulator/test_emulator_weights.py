@@ -295,6 +295,28 @@ def test_batch_norm_statistics_are_device_state():
     assert net.norm.num_batches_tracked == 2
 
 
+def test_batch_norm_statistics_are_those_of_the_first_replica_and_need_no_decision():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(2)
+
+        def forward(self, x):
+            return torch.nn.functional.mse_loss(self.norm(x), x)
+
+    net = Net()
+    first, second = copy.deepcopy(net.norm), copy.deepcopy(net.norm)
+    x = torch.randn(16, 2)
+    training = poptorch.trainingModel(net, options(R=2, A=2), torch.optim.SGD(net.parameters(), lr=0.0))
+    training(x)
+    for start in (0, 8):
+        first(x[start : start + 4])
+        second(x[start + 4 : start + 8])
+    torch.testing.assert_close(net.norm.running_mean, first.running_mean)
+    assert not torch.allclose(net.norm.running_mean, second.running_mean)
+    assert net.norm.num_batches_tracked == 2
+
+
 def test_changed_buffers_with_replicas_need_a_decision():
     with pytest.raises(poptorch.Error, match="does not support broadcasting buffers"):
         poptorch.trainingModel(Accumulates(), options(R=2))(torch.ones(2))

@@ -26,6 +26,7 @@ from .enums import OutputMode
 from .errors import Error
 from .execution import Execution, GraphExecution
 from .gradients import GradientBook
+from .graph import root_of, written_nodes
 from .layout import Layout
 from .plan import Anchor, Plan
 from .precision import Arithmetic
@@ -117,6 +118,13 @@ class Program:
             emulation.loss_scale = self.optimizer.scale.value
             self.rebind_gradients()
         arithmetic = Arithmetic(plan.half_partials, settings().overflow, plan.float_exceptions)
+        written = {root_of(node) for node in written_nodes(self.trace.graph.graph)}
+        # Constants that the graph changes in place: every replay starts from their values.
+        self._written_constants = {
+            position
+            for position, each in enumerate(self.trace.graph.inputs)
+            if each.kind == "constant" and each.node in written
+        }
         self.execution: Execution = GraphExecution(self.trace.graph, arithmetic)
         self.times: Dict[str, List[float]] = {}
         self.anchored: Dict[str, torch.Tensor] = {}
@@ -128,11 +136,13 @@ class Program:
                 raise Error(f"Buffer '{name}' of updatableNamedBuffers is not in the model: it has {sorted(known)}")
         if not changed or self.plan.replicas == 1:
             return
-        if self.plan.broadcast_buffers:
+        # Batch norm keeps its statistics inside of the operator, where PopTorch does not see them change.
+        refused = [name for name in changed if name not in self.weights.batch_norm_names()]
+        if self.plan.broadcast_buffers and refused:
             raise Error(
                 "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming "
                 "out of sync between replicas, you can disable buffer broadcasting using "
-                f"poptorch.Options.broadcastBuffers(False). Buffers that change: {', '.join(changed)}"
+                f"poptorch.Options.broadcastBuffers(False). Buffers that change: {', '.join(refused)}"
             )
         self.weights.replicate_buffers(changed, self.plan.replicas)
 
@@ -195,6 +205,9 @@ class Program:
                     values[position] = tensors[each.key]
                 elif each.kind == "seed":
                     values[position] = seed
+                elif position in self._written_constants:
+                    assert each.value is not None
+                    values[position] = each.value.clone()
             call.consumed.append(time.perf_counter())
             if self._book is not None:
                 self._book.micro_batch_begins(replica)

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .casting import common_type
 from .errors import Error
@@ -195,6 +195,8 @@ class Recorder(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if self._on_host_alone(func, args, kwargs):
+            return self._run_on_host(func, args, kwargs)
         if not self.backward and self._layout is not None:
             self._layout.operation()
         originals = args
@@ -214,6 +216,29 @@ class Recorder(TorchDispatchMode):
         for written in mutated_arguments(func, args, kwargs):
             self._know_again(written, node, result)
         return _originals_for(result, fakes, originals)
+
+    def _on_host_alone(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a call changes a tensor of the host in place, with nothing of the model taking part."""
+        written = mutated_arguments(func, args, kwargs)
+        if not any(isinstance(each, torch.Tensor) for each in written):
+            return False
+        return all(self._is_host_tensor(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+
+    def _is_host_tensor(self, tensor: torch.Tensor) -> bool:
+        if isinstance(tensor, torch._subclasses.FakeTensor) or tensor.device.type != "cpu":
+            return False
+        node = self._scopes[0].nodes.get(id(tensor))
+        return node is None or node.meta.get("kind") == "constant"
+
+    def _run_on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Let Python change its own tensor, once, as it does under PopTorch; later readers see the new value."""
+        with _disable_current_modes(), torch.no_grad():
+            result = func(*args, **kwargs)
+        for tensor in mutated_arguments(func, args, kwargs):
+            self._twins.pop(id(tensor), None)
+            for scope in self._scopes:
+                scope.nodes.pop(id(tensor), None)
+        return result
 
     def bring(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return what `.to("ipu")` gives inside a model: a constant of the graph for a tensor of the host."""

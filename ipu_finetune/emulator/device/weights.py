@@ -205,7 +205,7 @@ class WeightStore:
 
     def check_assignments(self) -> None:
         """Raise if the traced forward pass replaced or removed a buffer instead of writing into it."""
-        exempt = self._batch_norm_names()
+        exempt = self.batch_norm_names()
         for weight in self.buffers():
             if weight.name in exempt:
                 continue
@@ -227,7 +227,8 @@ class WeightStore:
                     "supported: change its values in place, or keep the new value in another attribute."
                 )
 
-    def _batch_norm_names(self) -> Dict[str, None]:
+    def batch_norm_names(self) -> Dict[str, None]:
+        """Names of the buffers that belong to batch norms."""
         names: Dict[str, None] = {}
         for prefix, module in self._root.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):

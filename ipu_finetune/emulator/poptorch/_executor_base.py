@@ -28,6 +28,7 @@ class ExecutorBase:
         emulation: figures that only the emulator has; PopTorch has no such attribute.
     """
 
+    _model: nn.Module
     _user_model: nn.Module
     _options: Options
     _training: bool

@@ -128,7 +128,7 @@ class ExecutorCompile(ExecutorDevice):
             self._wrap()
         with self._alone(plan):
             with stages.stage("tracing"):
-                program = Program(self._user_model, self._parser.call, arguments, plan, self._image, self.emulation)
+                program = Program(self._model, self._parser.call, arguments, plan, self._image, self.emulation)
             with stages.stage("placing"):
                 self._place(program, plan)
             with stages.stage("looking up the executable"):
@@ -194,7 +194,7 @@ class ExecutorCompile(ExecutorDevice):
             raise Error("Cycle count logging is only supported on actual IPU hardware.")
 
     def _check_size(self) -> None:
-        tensors = [*self._user_model.parameters(), *self._user_model.buffers()]
+        tensors = [*self._model.parameters(), *self._model.buffers()]
         outside = self._options._Popart.options.get("saveInitializersToFile")
         note = check_graph_size(weight_bytes(tensors), outside)
         if note is not None:
@@ -237,10 +237,10 @@ class ExecutorCompile(ExecutorDevice):
                 plan.processes,
             )
             return contextlib.nullcontext()
-        return self._cache().compilation_lock(hashlib.md5(repr(self._user_model).encode()).hexdigest())
+        return self._cache().compilation_lock(hashlib.md5(repr(self._model).encode()).hexdigest())
 
     def _look_up(self, program: Program, plan: Plan, arguments: Dict[str, Any]) -> CacheAnswer:
-        parts = parts_of(program, plan, arguments, self._options, self._user_model, self._image)
+        parts = parts_of(program, plan, arguments, self._options, self._model, self._image)
         return self._cache().look_up(parts, model=self._model_name())
 
     # ---- remarks
@@ -253,7 +253,7 @@ class ExecutorCompile(ExecutorDevice):
                 "Dicts as inputs have only partial support on an IPU: their keys are fixed when the model is compiled. "
                 "A tuple says the same."
             )
-        if self._training and not any(module.training for module in self._user_model.modules()):
+        if self._training and not any(module.training for module in self._model.modules()):
             logger.warning(
                 "The training model is in evaluation mode, so dropout and the like are compiled out: call train() on "
                 "the module first unless that is wanted."

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PoplarExecutor`: a model that is compiled at its first call and runs on the emulated IPU."""
 
+import copy
 from typing import Any, Callable, Optional
 
 import torch
@@ -56,7 +57,11 @@ class PoplarExecutor(ExecutorSaving, ExecutorFigures):
         check_return_period(self._options)
         self._options._freeze()
         self._asked_strategy = self._options.Training.meanAccumulationAndReplicationReductionStrategy
-        self._user_model = model
+        # A shallow copy is what runs: it shares parameters and submodules, and keeps its own attributes, so that
+        # `model.eval()` after wrapping does not reach a training model, nor `model.train()` an inference model.
+        self._model = copy.copy(model)
+        self._model.__class__ = wrappers.plain_class_of(type(model))
+        self._user_model = model if training else self._model
         self._training = training
         self._optimizer = optimizer
         self._parser = ArgsParser(_forward_of(model))

@@ -101,7 +101,7 @@ class ExecutorSaving(ExecutorCompile):
                 stack.enter_context(_impl.unwrapIfWrapped(self._user_model))
                 stack.enter_context(_without_state(self._optimizer))
                 sections["model"] = {
-                    "model": self._user_model,
+                    "model": self._model,
                     "options": self._options.clone(),
                     "optimizer": self._optimizer if self._training else None,
                 }
