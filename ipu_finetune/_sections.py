@@ -54,12 +54,12 @@ class QuestionAnswering:
 
 @dataclass(frozen=True)
 class Packing:
-    """Several sequences in one row; not available in this version."""
+    """Several sequences in one row, each blind to the others."""
 
-    enabled: bool = field(False, help="pack the training rows")
-    max_sequences: Optional[int] = field(None, help="most sequences in one pack", low=1)
-    algorithm: str = field("lpfhp", help="how packs are filled", choices=("lpfhp", "spfhp"))
-    verify: bool = field(False, help="prove that nothing leaks between the sequences of a pack")
+    enabled: bool = field(True, help="pack the rows, in training and in evaluation")
+    max_sequences: int = field(6, help="most sequences in one pack", low=1)
+    algorithm: str = field("best", help="how packs are filled", choices=("best", "lpfhp", "spfhp"))
+    verify: bool = field(False, help="prove on this model, before training, that nothing leaks within a pack")
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,10 @@ class Training:
         flag="--max-steps",
         low=1,
     )
-    micro_batch_size: int = field(1, help="rows that a replica sees at once", low=1)
-    eval_batch_size: Optional[int] = field(None, help="rows at once in evaluation; none: the micro-batch", low=1)
+    micro_batch_size: int = field(1, help="rows, or packs, that a replica sees at once", low=1)
+    eval_batch_size: Optional[int] = field(
+        None, help="rows or packs at once in evaluation; none: the micro-batch", low=1
+    )
     optimizer: str = field("adamw", help="optimizer", choices=("adamw", "adam", "sgd", "lamb"))
     scheduler: str = field("linear", help="learning rate after the warm-up", choices=("linear", "cosine", "constant"))
     warmup_ratio: float = field(0.1, help="share of the updates in which the learning rate rises", low=0, below=1)

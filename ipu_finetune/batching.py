@@ -24,14 +24,26 @@ __all__ = ["BatchPlan", "gradient_accumulation"]
 # A recipe states its global batch in sequences. A pod may not be able to make exactly that number; above this
 # relative difference the run would no longer be the same optimisation, so it is refused instead of rounded.
 ROUNDING_LIMIT = 0.1
+# How many sequences share a pack is up to the data, so the nearest number can be further away.
+PACKED_ROUNDING_LIMIT = 0.2
 
 
-def gradient_accumulation(global_batch_size: int, micro_batch_size: int, replicas: int) -> int:
+def gradient_accumulation(
+    global_batch_size: int, micro_batch_size: int, replicas: int, sequences_per_pack: Optional[float] = None
+) -> int:
     """Return the micro-batches per replica and update that make `global_batch_size`, rounded to the nearest.
 
+    Args:
+        global_batch_size: sequences of one update.
+        micro_batch_size: rows, or packs, that a replica sees at once.
+        replicas: copies of the pipeline.
+        sequences_per_pack: mean number of sequences in a pack; None where each row is one sequence.
+
     Raises:
-        RecipeError: the nearest possible global batch differs by more than 10 %.
+        RecipeError: the nearest possible global batch differs by more than 10 %, or 20 % with packing.
     """
+    if sequences_per_pack is not None:
+        return _packed_accumulation(global_batch_size, micro_batch_size, replicas, sequences_per_pack)
     per_accumulation = micro_batch_size * replicas
     accumulation = max(1, round(global_batch_size / per_accumulation))
     possible = accumulation * per_accumulation
@@ -51,6 +63,28 @@ def gradient_accumulation(global_batch_size: int, micro_batch_size: int, replica
     return accumulation
 
 
+def _packed_accumulation(
+    global_batch_size: int, micro_batch_size: int, replicas: int, sequences_per_pack: float
+) -> int:
+    per_accumulation = micro_batch_size * replicas * sequences_per_pack
+    accumulation = max(1, round(global_batch_size / per_accumulation))
+    possible = accumulation * per_accumulation
+    if abs(possible - global_batch_size) <= PACKED_ROUNDING_LIMIT * global_batch_size:
+        return accumulation
+    fixes = [f"training.global_batch_size={max(1, round(possible))}"]
+    if micro_batch_size > 1:
+        fixes.append(f"training.micro_batch_size={micro_batch_size // 2}")
+    if replicas > 1:
+        fixes.append("fewer replicas (ipu.replication_factor)")
+    raise RecipeError(
+        [
+            f"training.global_batch_size={global_batch_size} cannot be made from micro-batch {micro_batch_size} packs "
+            f"× {replicas} replicas × {sequences_per_pack:.2f} sequences per pack (nearest: {possible:.1f}); use "
+            f"{', or '.join(fixes)}, or packing.enabled=false"
+        ]
+    )
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """Every factor between a data set and its weight updates.
@@ -65,6 +99,7 @@ class BatchPlan:
             combined batch with rows that have no weight in the loss.
         epochs: passes over the data that the schedule is planned for; may be a fraction.
         max_steps: stop after that many weight updates; the schedule stays planned over `epochs`.
+        sequences: sequences in all rows, where rows are packs; None where each row is one sequence.
     """
 
     rows: int
@@ -75,11 +110,27 @@ class BatchPlan:
     drop_last: bool = True
     epochs: float = 1.0
     max_steps: Optional[int] = None
+    sequences: Optional[int] = None
 
     @property
     def global_batch(self) -> int:
         """Rows that one weight update sees."""
         return self.micro_batch_size * self.gradient_accumulation * self.replicas
+
+    @property
+    def packed(self) -> bool:
+        """Whether a row can hold several sequences."""
+        return self.sequences is not None
+
+    @property
+    def sequences_per_row(self) -> float:
+        """Mean number of sequences in a row; 1 without packing."""
+        return 1.0 if self.sequences is None else self.sequences / max(1, self.rows)
+
+    @property
+    def sequences_per_update(self) -> float:
+        """Mean number of sequences that one weight update sees."""
+        return self.global_batch * self.sequences_per_row
 
     @property
     def combined_batch(self) -> int:
@@ -161,16 +212,24 @@ class BatchPlan:
 
     def lines(self, asked_global_batch: Optional[int] = None) -> List[str]:
         """Describe the plan, factor by factor, in the words of the documentation."""
-        first = (
-            f"{self.rows:,} features · combined batch {self.micro_batch_size} × {self.device_iterations} × "
-            f"{self.gradient_accumulation} × {self.replicas} = {self.combined_batch:,} rows (micro-batch × device "
-            f"iterations × accumulation × replicas) · {self.global_batch:,} sequences per update"
+        counted = (
+            f"{self.rows:,} features"
+            if self.sequences is None
+            else f"{self.sequences:,} features in {self.rows:,} packs"
         )
-        if asked_global_batch is not None and asked_global_batch != self.global_batch:
+        seen = f"{self.global_batch:,}" if self.sequences is None else f"{self.sequences_per_update:,.1f}"
+        unit = "packs" if self.packed else "rows"
+        first = (
+            f"{counted} · combined batch {self.micro_batch_size} × {self.device_iterations} × "
+            f"{self.gradient_accumulation} × {self.replicas} = {self.combined_batch:,} {unit} (micro-batch × device "
+            f"iterations × accumulation × replicas) · {seen} sequences per update"
+        )
+        if asked_global_batch is not None and asked_global_batch != self.sequences_per_update:
             first += f" (recipe: {asked_global_batch:,}, rounded)"
         rest = f"{self.host_batches:,} host batches ({self.updates_per_epoch:,} optimizer updates) per epoch"
         if self.drop_last:
-            rest += f", {self.unused_rows:,} of {self.rows:,} records unused per epoch"
+            unit = "packs" if self.packed else "records"
+            rest += f", {self.unused_rows:,} of {self.rows:,} {unit} unused per epoch"
         else:
             rest += f", {self.filler_rows:,} filler rows without weight in the last"
         planned = f"{self.planned_updates:,} updates planned over {self.epochs:g} epochs"

@@ -167,11 +167,9 @@ def _default(section: Any, name: str) -> Any:
 
 
 def _packing_problems(packing: Packing) -> List[str]:
-    changed = [each.name for each in dataclasses.fields(packing) if getattr(packing, each.name) != each.default]
-    return [
-        f"packing.{name}={render(getattr(packing, name))}: packing is not available in this version; leave it out"
-        for name in changed
-    ]
+    if packing.verify and not packing.enabled:
+        return ["packing.verify=true has no effect with packing.enabled=false: there are no packs to verify"]
+    return []
 
 
 _SECTION_RULES: Dict[str, Callable[[Any], List[str]]] = {
@@ -190,8 +188,14 @@ def _batch_problems(recipe: Recipe) -> List[str]:
             replicas = ipu_config.resolve(recipe.ipu)["replication_factor"]
         except DoesNotFitError:
             return []  # not a fault of the recipe: whoever runs it gets that error, with its own exit code
+    per_pack = None
+    if recipe.packing.enabled:
+        # How many sequences share a pack only the data tell; that there is at least one is certain.
+        if training.micro_batch_size * replicas <= training.global_batch_size:
+            return []
+        per_pack = 1.0
     try:
-        gradient_accumulation(training.global_batch_size, training.micro_batch_size, replicas)
+        gradient_accumulation(training.global_batch_size, training.micro_batch_size, replicas, per_pack)
     except RecipeError as error:
         return error.problems
     return []

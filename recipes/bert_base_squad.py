@@ -7,7 +7,7 @@ recipe = Recipe(
     model=Model("bert-base", checkpoint="bert-base-uncased"),
     task=QuestionAnswering(dataset="squad", max_length=384, doc_stride=128),
     ipu=Ipu(config="bert-base"),
-    packing=Packing(),
+    packing=Packing(max_sequences=6),
     training=Training(
         epochs=3,
         global_batch_size=32,

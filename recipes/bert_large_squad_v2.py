@@ -7,7 +7,7 @@ recipe = Recipe(
     model=Model("bert-large", checkpoint="bert-large-uncased"),
     task=QuestionAnswering(dataset="squad_v2", max_length=384, doc_stride=128, version_2=True),
     ipu=Ipu(config="bert-large"),
-    packing=Packing(),
+    packing=Packing(max_sequences=6),
     training=Training(
         epochs=2,
         global_batch_size=256,

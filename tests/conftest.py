@@ -16,8 +16,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A virtual pod of their own: nobody else's emulator takes IPUs from these tests, nor they from it.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="ipu-finetune-tests-")
-atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+    os.environ[name] = tempfile.mkdtemp(prefix="ipu-finetune-tests-")
+    atexit.register(shutil.rmtree, os.environ[name], ignore_errors=True)
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -95,7 +96,7 @@ def tiny_recipe(tiny_model, tiny_data):
             model=Model("tiny", str(tiny_model), dropout=0.0),
             task=QuestionAnswering("houses", data=str(tiny_data), max_length=64, doc_stride=16, max_answer_length=5),
             ipu=Ipu("minilm", layers_per_ipu=[2], inference_layers_per_ipu=[2]),
-            packing=Packing(),
+            packing=Packing(enabled=False),
             training=Training(
                 global_batch_size=8,
                 learning_rate=1e-3,

@@ -118,12 +118,12 @@ def test_a_list_may_begin_with_an_equal_sign_only_in_quotes():
 
 def test_the_diff_shows_what_changes_and_nothing_else():
     changed, diff = apply(
-        RECIPE, ["ipu.matmul_proportion=[0.1,0.2]", "training.seed=42", "training.max_steps=5", "packing.enabled=true"]
+        RECIPE, ["ipu.matmul_proportion=[0.1,0.2]", "training.seed=42", "training.max_steps=5", "packing.enabled=false"]
     )
     assert diff == [
         "ipu.matmul_proportion: 0.2 -> [0.1, 0.2]",
         "training.max_steps: none -> 5",
-        "packing.enabled: false -> true",
+        "packing.enabled: true -> false",
     ]
     assert (changed.training.max_steps, RECIPE.training.max_steps) == (5, None)
 

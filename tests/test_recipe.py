@@ -88,7 +88,7 @@ def test_every_problem_is_reported_at_once():
         training__epochs=0,
         training__optimizer="adamx",
         task__doc_stride=380,
-        packing__enabled=True,
+        packing__algorithm="nnls",
         ipu__pod="pod17",
         ipu__layers_per_ipu=[4, 4, 4],
         ipu__ipus_per_replica=4,
@@ -103,7 +103,7 @@ def test_every_problem_is_reported_at_once():
         "layers_per_ipu=[4, 4, 4] is for 3 IPUs, but ipus_per_replica=4 (4 vs 3)",
         "ipu.matmul_proportion=[0.1, 0.2] has 2 values: needs 1 or 4",
         "task.doc_stride=380 leaves 1 of task.max_length=384 tokens",
-        "packing.enabled=true: packing is not available in this version",
+        "packing.algorithm=nnls: must be one of",
     ]
     found = caught.value.problems
     assert len(found) == len(starts), found
@@ -132,7 +132,7 @@ def test_the_longest_answer_must_be_shorter_than_a_window():
         ({"task__null_threshold": 1.0}, "task.null_threshold=1.0 has no effect"),
         ({"task__validate_every": 4}, "task.validate_every=4 has no effect"),
         ({"task__validation_data": "x.json"}, "task.validation_data needs task.data"),
-        ({"packing__max_sequences": 6}, "packing.max_sequences=6: packing is not available"),
+        ({"packing__verify": True, "packing__enabled": False}, "packing.verify=true has no effect"),
         ({"model__allow_pickle": True, "model__init": "config"}, "model.allow_pickle has no effect"),
     ],
 )
@@ -158,7 +158,10 @@ def test_a_global_batch_that_the_pods_replicas_cannot_make_is_a_problem():
     assert problems(build(ipu__pod="pod16", training__micro_batch_size=4)) == []
     found = problems(build(ipu__pod="pod64", training__micro_batch_size=4))  # 16 replicas × 4 = 64
     assert len(found) == 1
-    assert found[0].startswith("training.global_batch_size=32 cannot be made")
+    assert found[0].startswith("training.global_batch_size=32 cannot be made from micro-batch 4 packs × 16 replicas")
+    found = problems(build(ipu__pod="pod64", training__micro_batch_size=4, packing__enabled=False))
+    assert len(found) == 1
+    assert found[0].startswith("training.global_batch_size=32 cannot be made from micro-batch 4 × 16 replicas")
 
 
 def test_a_pod_that_is_too_small_is_not_a_fault_of_the_recipe():

@@ -25,6 +25,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_target_option(parser)
     parser.add_argument("--question", metavar="TEXT", help="the question, with --context")
     parser.add_argument("--context", metavar="TEXT", help="the text that holds the answer")
+    parser.add_argument(
+        "--max-sequences", type=int, default=1, metavar="N", help="windows that may share a row (packing; %(default)s)"
+    )
     parser.add_argument("--allow-pickle", action="store_true", help="also load weights that exist only as a pickle")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of one per answer")
 
@@ -40,7 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
     # Libraries print to stdout now and then; only answers belong there.
     with contextlib.redirect_stdout(sys.stderr):
         answer = pipeline(
-            arguments.task, model=arguments.model, target=arguments.target, allow_pickle=arguments.allow_pickle
+            arguments.task,
+            model=arguments.model,
+            target=arguments.target,
+            allow_pickle=arguments.allow_pickle,
+            max_sequences=arguments.max_sequences,
         )
         print("\n".join([answer.target.announcement, *answer.notes]))
         try:

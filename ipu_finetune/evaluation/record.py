@@ -68,6 +68,7 @@ def batch_section(plan: BatchPlan, progress: Progress) -> Dict[str, Any]:
         "gradient_accumulation": plan.gradient_accumulation,
         "replicas": plan.replicas,
         "global_batch": plan.global_batch,
+        "sequences_per_update": round(plan.sequences_per_update, 4),
         "combined_batch": plan.combined_batch,
         "updates_per_epoch": plan.updates_per_epoch,
         "planned_updates": plan.planned_updates,
@@ -83,13 +84,13 @@ def batch_section(plan: BatchPlan, progress: Progress) -> Dict[str, Any]:
 def throughput(plan: BatchPlan, progress: Progress, emulated: bool) -> Dict[str, Any]:
     """Return the rate of the host calls after warm-up; None where there was none.
 
-    A rate is rows (or tokens) per host call over the call's seconds: median and 10th and 90th percentile of calls.
+    A rate is sequences (or tokens) per host call over the call's seconds: median and 10th and 90th percentile of calls.
     """
     kind = "emulated" if emulated else "measured"
     seconds = np.asarray(progress.step_seconds)
     if not len(seconds) or not progress.sequences:
         return {"kind": kind, "calls": 0, "sequences_per_second": None, "real_tokens_per_second": None}
-    rates = plan.combined_batch / seconds
+    rates = plan.combined_batch * plan.sequences_per_row / seconds
     tokens = progress.real_tokens / progress.sequences
 
     def spread(values: np.ndarray) -> Dict[str, float]:
@@ -165,6 +166,7 @@ def build(
     validation: Any,
     started: float,
     phases: Mapping[str, float],
+    verified: Optional[Mapping[str, Any]] = None,
 ) -> Dict[str, Any]:
     """Return the content of `record.json`.
 
@@ -176,10 +178,11 @@ def build(
         metrics: of the evaluation at the end.
         facts: of the engine.
         source: of the data.
-        train: features.
-        validation: features.
+        train: rows.
+        validation: rows.
         started: seconds since the epoch.
         phases: seconds spent outside of the loop.
+        verified: what `packing.verify` has shown; None where it was not asked for.
     """
     progress = outcome.progress
     seconds = {**phases, **progress.seconds}
@@ -207,7 +210,8 @@ def build(
         "manual_interventions": [],
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
         "throughput": throughput(plan, progress, target.emulated),
-        "real_token_share": round(train.real_tokens / max(1, len(train) * recipe.task.max_length), 4),
+        "real_token_share": round(train.real_tokens / max(1, train.features * recipe.task.max_length), 4),
+        "packing": None if train.packed is None else {**train.packed.facts(), "verified": verified},
         "peak_memory_bytes": peak_memory_bytes(),
     }
     return without_non_numbers(content)

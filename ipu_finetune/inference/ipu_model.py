@@ -172,6 +172,7 @@ class IpuPredictor(Predictor):
         ipu_config: its `inference_*` fields are used.
         micro_batch: rows that a replica sees at once.
         half: compute in float16.
+        wrap: makes the module that is run of the laid-out model, for packs; None runs the model itself.
     """
 
     def __init__(
@@ -184,12 +185,14 @@ class IpuPredictor(Predictor):
         length: Optional[int] = None,
         too_long: str = "error",
         half: bool = False,
+        wrap: Optional[Callable[[nn.Module], nn.Module]] = None,
     ) -> None:
         factor = ipu_config.batch_size_factor(for_inference=True)
         super().__init__(input_names, micro_batch * factor, length, too_long)
         placed = lay_out(model, ipu_config, inference=True)
         self._placed = placed.half() if half else placed
-        wrapper = TupleModel(self._placed, self.input_names, output_names).eval()
+        run = self._placed if wrap is None else wrap(self._placed)
+        wrapper = TupleModel(run, self.input_names, output_names).eval()
         self._executor = poptorch.inferenceModel(wrapper, options=ipu_config.to_options(for_inference=True))
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:

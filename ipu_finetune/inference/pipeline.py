@@ -2,16 +2,21 @@
 """`pipeline()`: answers from a fine-tuned model, on any target."""
 
 import dataclasses
+import functools
 import importlib
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+
+import numpy as np
 
 from ipu_finetune import ipu_config, targets, tasks
 from ipu_finetune._ipu_fields import Ipu
 from ipu_finetune.errors import DataError, UsageError, did_you_mean
 from ipu_finetune.inference.predictor import Predictor, TorchPredictor
-from ipu_finetune.models import pretrained
+from ipu_finetune.models import families, pretrained
+from ipu_finetune.packing.isolation import PackedModel
+from ipu_finetune.packing.rows import PACKED_INPUTS, PackedRows
 from ipu_finetune.recipe import TASKS
 from ipu_finetune.tasks.question_answering import Question
 
@@ -30,6 +35,7 @@ def pipeline(
     max_length: Optional[int] = None,
     precision: str = "fp32",
     allow_pickle: bool = False,
+    max_sequences: int = 1,
 ) -> "QuestionAnsweringPipeline":
     """Load a fine-tuned model for inference.
 
@@ -41,9 +47,11 @@ def pipeline(
         max_length: tokens of a window; None takes what the model was trained with. Longer texts become several windows.
         precision: ``fp32``, or ``fp16`` on IPUs and their emulator.
         allow_pickle: also take pickled weights.
+        max_sequences: windows that may share a row, each blind to the others: with several questions, fewer rows.
 
     Raises:
         UsageError: unknown task or precision.
+        RecipeError: `max_sequences` is more than 1 and the model's family cannot be packed.
         DataError: the model cannot be loaded.
         TargetUnavailableError: the target is not here.
     """
@@ -59,21 +67,32 @@ def pipeline(
     loaded, new = pretrained.build_model(source, config, job.auto_class, allow_pickle=allow_pickle)
     if new:
         raise DataError(f"{model} was not fine-tuned for {task}: it lacks {', '.join(new)}")
-    names = [
-        name for name in ("input_ids", "attention_mask", "token_type_ids") if name in job.tokenizer.model_input_names
-    ]
+    if max_sequences < 1:
+        raise UsageError(f"max_sequences={max_sequences}: at least 1 window is in a row")
+    names = _inputs(job)
+    wrap: Optional[Callable[[Any], Any]] = None
+    if max_sequences > 1:
+        families.family_of(config)  # refuses what cannot be packed
+        names = [*PACKED_INPUTS, *(["token_type_ids"] if "token_type_ids" in names else [])]
+        wrap = functools.partial(PackedModel, kind=settings.kind, slots=max_sequences)
     notes: List[str] = []
     if chosen.name in ("cpu", "cuda"):
         if precision == "fp16":
             raise UsageError("precision=fp16 is for IPUs and their emulator; the cpu and cuda targets take fp32")
+        loaded = loaded.to(chosen.name)
         predictor: Predictor = TorchPredictor(
-            loaded.to(chosen.name), names, job.output_names, batch_size, settings.max_length
+            wrap(loaded) if wrap else loaded, names, job.output_names, batch_size, settings.max_length
         )
     else:
         section, note = ipu_config.settle(Ipu("auto"), str(source.folder), _facts(config))
         notes = [note] if note else []
-        predictor = _ipu_predictor(chosen, section, config, loaded, names, job, batch_size, settings, precision)
-    return QuestionAnsweringPipeline(job, predictor, chosen, notes)
+        predictor = _ipu_predictor(chosen, section, config, loaded, names, job, batch_size, settings, precision, wrap)
+    return QuestionAnsweringPipeline(job, predictor, chosen, notes, max_sequences)
+
+
+def _inputs(job: Any) -> List[str]:
+    known = ("input_ids", "attention_mask", "token_type_ids")
+    return [name for name in known if name in job.tokenizer.model_input_names]
 
 
 def _facts(config: Any) -> ipu_config.Facts:
@@ -90,6 +109,7 @@ def _ipu_predictor(
     batch_size: int,
     settings: Any,
     precision: str,
+    wrap: Optional[Callable[[Any], Any]],
 ) -> Predictor:
     known = _facts(config)
     layout = ipu_config.resolve(section, model_layers=known.layers, vocab_size=known.vocab_size)
@@ -110,6 +130,7 @@ def _ipu_predictor(
         batch_size,
         settings.max_length,
         half=precision == "fp16",
+        wrap=wrap,
     )
 
 
@@ -149,8 +170,16 @@ class QuestionAnsweringPipeline:
         notes: what was chosen on the way, e.g. the IPU config.
     """
 
-    def __init__(self, task: Any, predictor: Predictor, target: targets.Target, notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        task: Any,
+        predictor: Predictor,
+        target: targets.Target,
+        notes: Sequence[str] = (),
+        max_sequences: int = 1,
+    ) -> None:
         self.target = target
+        self._max_sequences = max_sequences
         self.notes = list(notes)
         self._task = task
         self._predictor = predictor
@@ -194,8 +223,15 @@ class QuestionAnsweringPipeline:
                 raise DataError(f"question {number + 1} has no {' and no '.join(missing)}")
         questions = [Question(str(i), item["question"], item["context"]) for i, item in enumerate(items)]
         features = self._task.features(questions, training=False)
-        answers = self._task.answers(questions, features, *self._predictor(features.columns))
+        answers = self._task.answers(questions, features, *self._logits(features))
         return [
             {"answer": found.text, "start": found.start, "end": found.end, "score": round(found.probability, 6)}
             for found in answers
         ]
+
+    def _logits(self, features: Any) -> List[np.ndarray]:
+        if self._max_sequences == 1:
+            return self._predictor(features.columns)
+        length = self._task.settings.max_length
+        rows = PackedRows.of(self._task, features.columns, length, self._max_sequences)
+        return rows.restore(self._predictor(rows.columns))

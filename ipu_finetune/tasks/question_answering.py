@@ -16,6 +16,9 @@ from ipu_finetune.tasks.qa_features import Features, Progress, make_features
 __all__ = ["Answer", "Features", "Question", "QuestionAnsweringTask", "Source", "Splits"]
 
 
+_PADDING = -1e4  # logit of a position that cannot be chosen: its share of a softmax is 0 in float32
+
+
 class QuestionAnsweringTask:
     """Data, features, loss, answers and metrics of a question-answering recipe.
 
@@ -64,13 +67,19 @@ class QuestionAnsweringTask:
         Args:
             outputs: the model's output, or any mapping or (start, end) pair of logits of shape [rows, tokens].
             labels: mapping or (start, end) pair of positions of shape [rows]; those off the row are clamped to it.
+                With an `attention_mask` [rows, tokens] in the mapping only real tokens take part in the softmax, so
+                that the loss of a sequence does not depend on its padding, or on what it is packed with.
         """
         losses = []
+        mask = labels.get("attention_mask") if isinstance(labels, Mapping) else None
         for logits, positions in zip(
             _pair(outputs, self.output_names, "outputs"), _pair(labels, self.label_names, "labels")
         ):
             positions = positions.clamp(0, logits.shape[-1] - 1)
-            losses.append(functional.cross_entropy(logits.float(), positions, reduction="none"))
+            logits = logits.float()
+            if mask is not None:
+                logits = logits.masked_fill(mask == 0, _PADDING)
+            losses.append(functional.cross_entropy(logits, positions, reduction="none"))
         return (losses[0] + losses[1]) / 2
 
     def answers(

@@ -11,11 +11,13 @@ from torch import nn
 
 from ipu_finetune.errors import IpuFinetuneError
 
-__all__ = ["Engine", "StepResult", "TrainingState", "check_optimizer_covers", "parameter_groups"]
+__all__ = ["Engine", "StepResult", "TrainingState", "Wrap", "check_optimizer_covers", "parameter_groups"]
 
 Batch = Mapping[str, torch.Tensor]
 # Called with the model's outputs and the labels by name; returns the loss of each row (or token), float32.
 ElementLoss = Callable[[Mapping[str, torch.Tensor], Batch], torch.Tensor]
+# Called with the model as the target holds it; returns the module that is run in its place, around the same weights.
+Wrap = Callable[[nn.Module], nn.Module]
 
 
 @dataclass(frozen=True)

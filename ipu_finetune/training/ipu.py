@@ -25,6 +25,7 @@ from ipu_finetune.training.engine import (
     Engine,
     StepResult,
     TrainingState,
+    Wrap,
     check_optimizer_covers,
     parameter_groups,
 )
@@ -46,6 +47,7 @@ class IpuEngine(Engine):
         label_names: columns that are labels, not model inputs.
         output_names: attributes of the model's answer.
         training: the recipe's training section.
+        wrap: makes the module that is run of the laid-out model, for packs; None runs the model itself.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class IpuEngine(Engine):
         label_names: Sequence[str],
         output_names: Sequence[str],
         training: Any,
+        wrap: Optional[Wrap] = None,
     ) -> None:
         if training.precision == "bf16":
             raise RecipeError(["training.precision=bf16: IPUs have no bfloat16; use fp16 or fp32"])
@@ -68,6 +71,7 @@ class IpuEngine(Engine):
         self._model_class, self._model_config = type(model), model.config
         placed = lay_out(model, ipu_config)
         self._placed = (placed.half() if self._half else placed).train()
+        self._wrap = wrap
         self._optimizer = self._build_optimizer()
         check_optimizer_covers(self._placed, self._optimizer.param_groups)
         self._names: List[str] = []
@@ -79,7 +83,8 @@ class IpuEngine(Engine):
     def compile(self, batch: Batch, weights: torch.Tensor) -> None:
         """Compile for combined batches of this shape."""
         self._names = list(batch)
-        wrapper = TupleModel(self._placed, self._names, self._output_names, self._element_loss, self._label_names)
+        run = self._placed if self._wrap is None else self._wrap(self._placed)
+        wrapper = TupleModel(run, self._names, self._output_names, self._element_loss, self._label_names)
         options = self._ipu_config.to_options()
         # IPUConfig takes the seed 0 for no seed.
         options.randomSeed(self._training.seed)
@@ -134,6 +139,7 @@ class IpuEngine(Engine):
                 self._output_names,
                 self._training.eval_batch_size or self._training.micro_batch_size,
                 half=self._half,
+                wrap=self._wrap,
             )
         else:
             self._predictor.load(state)

@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -20,7 +20,7 @@ from ipu_finetune.errors import CheckpointError, Interrupted, NonFiniteLossError
 from ipu_finetune.training import checkpoint
 from ipu_finetune.training.checkpoint import Progress
 from ipu_finetune.training.engine import Engine, StepResult
-from ipu_finetune.training.order import FILLER, host_batches, read_batch
+from ipu_finetune.training.order import TrainingRows, host_batches, read_batch
 from ipu_finetune.training.schedule import learning_rate_schedule
 
 __all__ = ["MetricsLog", "Outcome", "train"]
@@ -81,7 +81,7 @@ class MetricsLog:
 def train(
     engine: Engine,
     plan: BatchPlan,
-    columns: Mapping[str, np.ndarray],
+    data: Union[TrainingRows, Mapping[str, np.ndarray]],
     training: Any,
     folder: Path,
     identity: Dict[str, Any],
@@ -95,7 +95,7 @@ def train(
     Args:
         engine: compiled; holds the weights.
         plan: the batch arithmetic.
-        columns: of the features, each [rows, ...].
+        data: the rows, or their columns, each [rows, ...].
         training: the recipe's training section.
         folder: of the run; checkpoints and `metrics.jsonl` go there.
         identity: what a run must share to continue this one; stored in each checkpoint.
@@ -108,6 +108,7 @@ def train(
         NonFiniteLossError: `stop_after_nonfinite` losses in a row were NaN or infinite.
         CheckpointError: a checkpoint could not be written.
     """
+    data = TrainingRows.of(data)
     progress = progress or Progress()
     outcome = Outcome(progress)
     rate = learning_rate_schedule(
@@ -130,14 +131,14 @@ def train(
         while progress.step < plan.total_updates:
             for rows in host_batches(plan, training.seed, progress.epoch, progress.host_batch):
                 with _clock(progress, "data_wait"):
-                    batch, weights = read_batch(columns, rows, plan)
+                    batch, weights = read_batch(data, rows, plan)
                 learning_rate = rate(progress.applied)
                 started = time.perf_counter()
                 result = engine.step(batch, weights, learning_rate)
                 seconds = time.perf_counter() - started
                 calls += 1
                 before = progress.step
-                _count(progress, result, seconds, batch, rows, warm=calls > WARM_UP_CALLS)
+                _count(progress, result, seconds, data.counts(rows), warm=calls > WARM_UP_CALLS)
                 epoch_ends = progress.host_batch + 1 == plan.host_batches
                 progress.epoch += int(epoch_ends)
                 progress.host_batch = 0 if epoch_ends else progress.host_batch + 1
@@ -177,17 +178,13 @@ def train(
     return outcome
 
 
-def _count(
-    progress: Progress, result: StepResult, seconds: float, batch: Mapping[str, Any], rows: np.ndarray, warm: bool
-) -> None:
-    real = rows != FILLER
+def _count(progress: Progress, result: StepResult, seconds: float, counts: Tuple[int, int], warm: bool) -> None:
     progress.step += len(result.losses)
     progress.applied += result.skipped.count(False)
     progress.skipped_steps += result.skipped.count(True)
     progress.nonfinite_steps += sum(not math.isfinite(loss) for loss in result.losses)
-    progress.sequences += int(real.sum())
-    if "attention_mask" in batch:
-        progress.real_tokens += int(batch["attention_mask"][real].sum())
+    progress.sequences += counts[0]
+    progress.real_tokens += counts[1]
     progress.seconds["train"] = progress.seconds.get("train", 0.0) + seconds
     if warm:
         progress.step_seconds = [*progress.step_seconds[1 - KEPT_TIMES :], seconds]

@@ -2,16 +2,48 @@
 """Which rows each host call reads: a pure function of the seed and the epoch, so that a resumed run reads the same."""
 
 import hashlib
-from typing import Dict, Iterator, Mapping, Tuple
+from dataclasses import dataclass
+from typing import Dict, Iterator, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import torch
 
 from ipu_finetune.batching import BatchPlan
 
-__all__ = ["FILLER", "epoch_order", "host_batches", "loss_weights", "order_hash", "read_batch"]
+__all__ = ["FILLER", "TrainingRows", "epoch_order", "host_batches", "loss_weights", "order_hash", "read_batch"]
 
 FILLER = -1  # stands for a row without weight that fills the last combined batch
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """What is trained on: one sequence in each row, or packs.
+
+    Attributes:
+        columns: inputs and labels, each [rows, ...].
+        valid: bool, [rows, ...]: the elements that the loss is a mean of; None: each row is one.
+        sequences: [rows], how many sequences a row holds; None: one.
+        tokens: [rows], how many real tokens; None: the sum of the column `attention_mask`, where there is one.
+    """
+
+    columns: Mapping[str, np.ndarray]
+    valid: Optional[np.ndarray] = None
+    sequences: Optional[np.ndarray] = None
+    tokens: Optional[np.ndarray] = None
+
+    @classmethod
+    def of(cls, data: Union["TrainingRows", Mapping[str, np.ndarray]]) -> "TrainingRows":
+        """Return `data`, or the rows that plain columns are."""
+        return data if isinstance(data, TrainingRows) else cls(data)
+
+    def counts(self, rows: np.ndarray) -> Tuple[int, int]:
+        """Return the sequences and the real tokens of some rows; fillers have neither."""
+        real = rows[rows != FILLER]
+        sequences = len(real) if self.sequences is None else int(self.sequences[real].sum())
+        if self.tokens is not None:
+            return sequences, int(self.tokens[real].sum())
+        mask = self.columns.get("attention_mask")
+        return sequences, 0 if mask is None else int(mask[real].sum())
 
 
 def epoch_order(rows: int, seed: int, epoch: int) -> np.ndarray:
@@ -59,13 +91,17 @@ def loss_weights(valid: torch.Tensor, plan: BatchPlan) -> torch.Tensor:
 
 
 def read_batch(
-    columns: Mapping[str, np.ndarray], rows: np.ndarray, plan: BatchPlan
+    data: Union[TrainingRows, Mapping[str, np.ndarray]], rows: np.ndarray, plan: BatchPlan
 ) -> Tuple[Dict[str, torch.Tensor], torch.Tensor]:
-    """Return the tensors of a host call, each [combined batch, ...], and the weight of each row, [combined batch].
+    """Return the tensors of a host call, each [combined batch, ...], and the weight of each element of the loss.
 
-    A filler row repeats row 0, with weight 0.
+    Elements are rows, unless the data says otherwise. A filler row repeats row 0, with weight 0.
     """
-    valid = torch.from_numpy(rows != FILLER)
-    index = np.where(rows == FILLER, 0, rows)
-    batch = {name: torch.from_numpy(np.ascontiguousarray(column[index])) for name, column in columns.items()}
-    return batch, loss_weights(valid, plan)
+    data = TrainingRows.of(data)
+    valid = rows != FILLER
+    index = np.where(valid, rows, 0)
+    if data.valid is not None:
+        elements = data.valid[index]
+        valid = elements & valid.reshape(-1, *[1] * (elements.ndim - 1))
+    batch = {name: torch.from_numpy(np.ascontiguousarray(column[index])) for name, column in data.columns.items()}
+    return batch, loss_weights(torch.from_numpy(valid), plan)

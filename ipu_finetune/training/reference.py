@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference engine: plain PyTorch on a CPU or CUDA device, through accelerate."""
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from ipu_finetune.training.engine import (
     Engine,
     StepResult,
     TrainingState,
+    Wrap,
     check_optimizer_covers,
     parameter_groups,
 )
@@ -41,6 +42,7 @@ class ReferenceEngine(Engine):
         output_names: attributes of the model's answer.
         training: the recipe's training section.
         target: ``cpu`` or ``cuda``.
+        wrap: makes the module that is run of the model, for packs; None runs the model itself.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ReferenceEngine(Engine):
         output_names: Sequence[str],
         training: Any,
         target: str,
+        wrap: Optional[Wrap] = None,
     ) -> None:
         if training.precision == "fp16" and target == "cpu":
             raise RecipeError(
@@ -71,7 +74,9 @@ class ReferenceEngine(Engine):
         groups = parameter_groups(model, training.weight_decay)
         check_optimizer_covers(model, groups)
         optimizer = _optimizer(training, groups)
-        self._model, self._optimizer = self._accelerator.prepare(model, optimizer)
+        self._plain = model
+        run = model if wrap is None else wrap(model)
+        self._model, self._optimizer = self._accelerator.prepare(run, optimizer)
         self._model.train()
 
     def compile(self, batch: Batch, weights: torch.Tensor) -> None:
@@ -121,8 +126,7 @@ class ReferenceEngine(Engine):
 
     def plain_state(self) -> Dict[str, torch.Tensor]:
         """Return the weights, on the host."""
-        model = self._accelerator.unwrap_model(self._model)
-        return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+        return {name: tensor.detach().cpu() for name, tensor in self._plain.state_dict().items()}
 
     def training_state(self) -> TrainingState:
         """Return optimizer moments, random state and loss scale."""

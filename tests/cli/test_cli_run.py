@@ -151,7 +151,10 @@ def test_a_flag_and_a_set_for_the_same_field_contradict(calls, capsys):
         (["minilm", "squad", "--resume", "--overwrite"], "give one of the two"),
         (["minilm", "squad", "--resume", "nosuchfolder"], "there is no such folder"),
         (["--resume", "minilm", "squad"], "--resume minilm: there is no such folder"),
-        (["minilm", "squad", "--set", "packing.enabled=true"], "packing is not available in this version"),
+        (
+            ["minilm", "squad-sample", "--set", "packing.verify=true"],
+            "packing.verify=true has no effect with packing.enabled=false",
+        ),
         (["minilm", "squad", "--set", "training.epochs=0"], "training.epochs=0.0: must be greater than 0"),
     ],
 )
@@ -256,7 +259,10 @@ def test_predict_answers_one_question_from_the_options(pipelines, capsys):
     assert [json.loads(line) for line in captured.out.splitlines()] == [{"answer": "Ada", "start": 0}]
     assert captured.err.splitlines() == ["target: cpu", "a library talks on stdout"]
     task, options, answerer = pipelines[0]
-    assert (task, options) == ("question-answering", {"model": "run/model", "target": "cpu", "allow_pickle": False})
+    assert (task, options) == (
+        "question-answering",
+        {"model": "run/model", "target": "cpu", "allow_pickle": False, "max_sequences": 1},
+    )
     assert answerer.closed
 
 

@@ -19,7 +19,7 @@ recipe = Recipe(
     model=Model("tiny", {model!r}),
     task=QuestionAnswering("houses", data={data!r}, max_length=64, doc_stride=16, max_answer_length=5),
     ipu=Ipu("minilm", layers_per_ipu=[2], inference_layers_per_ipu=[2], executable_cache_dir=""),
-    packing=Packing(),
+    packing=Packing(enabled=False),
     training=Training(global_batch_size=8, micro_batch_size=4, learning_rate=1e-3, epochs=2, logging_steps=1),
 )
 """

@@ -47,6 +47,23 @@ def test_answers_are_those_of_transformers_own_pipeline(fine_tuned, target):
     ours.close()
 
 
+@pytest.mark.parametrize("target", ["cpu", "emulator"])
+def test_u13_questions_that_share_a_row_are_answered_as_if_alone_and_in_order(fine_tuned, target):
+    alone = pipeline("question-answering", str(fine_tuned), target=target)
+    packed = pipeline("question-answering", str(fine_tuned), target=target, max_sequences=3)
+    questions = [*QUESTIONS, QUESTIONS[0], *reversed(QUESTIONS)]
+    for asked in (questions, questions[:1]):
+        for ours, theirs in zip(packed(asked), alone(asked)):
+            assert ours == {**theirs, "score": pytest.approx(theirs["score"], abs=2e-6)}
+    alone.close()
+    packed.close()
+
+
+def test_packing_needs_a_number_of_sequences(fine_tuned):
+    with pytest.raises(UsageError, match="max_sequences=0: at least 1"):
+        pipeline("question-answering", str(fine_tuned), target="cpu", max_sequences=0)
+
+
 def test_a_context_of_many_windows_is_read_to_its_end(fine_tuned):
     ours = pipeline("question-answering", str(fine_tuned), target="cpu")
     filler = "The road goes on past fields and hedges without a house in sight. " * 40
