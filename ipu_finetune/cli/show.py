@@ -56,20 +56,47 @@ def _public_facts(checkpoint: str) -> Optional[ipu_config.Facts]:
     return ipu_config.Facts(known.config["model_type"], known.config["num_hidden_layers"], known.config["vocab_size"])
 
 
-def _batch(recipe: Recipe, settings: Dict[str, Any]) -> Dict[str, int]:
+def _batch(recipe: Recipe, settings: Dict[str, Any]) -> Dict[str, Any]:
     training, replicas = recipe.training, settings["replication_factor"]
-    accumulation = gradient_accumulation(training.global_batch_size, training.micro_batch_size, replicas)
-    return {
+    known = {
         "micro_batch_size": training.micro_batch_size,
-        "gradient_accumulation": accumulation,
         "replicas": replicas,
-        "global_batch": training.micro_batch_size * accumulation * replicas,
         "ipus": replicas * settings["ipus_per_replica"],
     }
+    if recipe.packing.enabled:
+        # How many sequences share a pack is known once the data are; these are the two ends.
+        ends = [
+            max(1, round(training.global_batch_size / (training.micro_batch_size * replicas * per_pack)))
+            for per_pack in (1, recipe.packing.max_sequences)
+        ]
+        return {
+            **known,
+            "gradient_accumulation": None,
+            "accumulation_range": ends[::-1],
+            "global_batch": training.global_batch_size,
+        }
+    accumulation = gradient_accumulation(training.global_batch_size, training.micro_batch_size, replicas)
+    global_batch = training.micro_batch_size * accumulation * replicas
+    return {**known, "gradient_accumulation": accumulation, "global_batch": global_batch}
+
+
+def _batch_line(recipe: Recipe, batch: Dict[str, Any]) -> str:
+    if recipe.packing.enabled:
+        least, most = batch["accumulation_range"]
+        return (
+            f"global batch = {batch['global_batch']} sequences per update, from micro-batch {batch['micro_batch_size']} "
+            f"pack{'s' if batch['micro_batch_size'] > 1 else ''} × replicas {batch['replicas']} × accumulation, which "
+            f"follows from the data ({most} at 1 sequence in a pack, {least} at {recipe.packing.max_sequences}), "
+            f"on {batch['ipus']} IPUs"
+        )
+    return (
+        f"global batch = micro-batch {batch['micro_batch_size']} × accumulation {batch['gradient_accumulation']} × "
+        f"replicas {batch['replicas']} = {batch['global_batch']} sequences per update, on {batch['ipus']} IPUs"
+    )
 
 
 def _lines(
-    recipe: Recipe, settings: Dict[str, Any], batch: Dict[str, int], changes: List[str], announcement: Optional[str]
+    recipe: Recipe, settings: Dict[str, Any], batch: Dict[str, Any], changes: List[str], announcement: Optional[str]
 ) -> List[str]:
     lines = [f"recipe {recipe.name} ({fingerprint(recipe)[:12]})"]
     for section, values in to_dict(recipe).items():
@@ -84,8 +111,7 @@ def _lines(
     lines += [
         "",
         "[batch]",
-        f"global batch = micro-batch {batch['micro_batch_size']} × accumulation {batch['gradient_accumulation']} × "
-        f"replicas {batch['replicas']} = {batch['global_batch']} sequences per update, on {batch['ipus']} IPUs",
+        _batch_line(recipe, batch),
     ]
     lines += [f"note: {note}" for note in ipu_config.notes(settings)]
     lines += ["", "[changed]", *changes] if changes else []

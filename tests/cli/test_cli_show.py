@@ -43,13 +43,11 @@ def test_show_resolves_the_config_for_a_pod(capsys):
     shown = run_json(["show", "bert-large", "squad", "--pod", "pod16"], capsys)
     assert shown["ipu_config"]["replication_factor"] == 4
     assert shown["ipu_config"]["layers_per_ipu"] == [3, 7, 7, 7]
-    assert shown["batch"] == {
-        "micro_batch_size": 1,
-        "gradient_accumulation": 64,  # 256 sequences / 4 replicas
-        "replicas": 4,
-        "global_batch": 256,
-        "ipus": 16,
-    }
+    known = {"micro_batch_size": 1, "replicas": 4, "global_batch": 256, "ipus": 16}
+    # 256 sequences / 4 replicas; with 6 in a pack, 64 / 6 = 10.7
+    assert shown["batch"] == {**known, "gradient_accumulation": None, "accumulation_range": [11, 64]}
+    words = ["show", "bert-large", "squad", "--pod", "pod16", "--set", "packing.enabled=false"]
+    assert run_json(words, capsys)["batch"] == {**known, "gradient_accumulation": 64}
     recipe = load_recipe("bert-large", "squad", overrides=["ipu.pod=pod16"])
     assert from_dict(shown["recipe"]) == recipe
     assert shown["fingerprint"] == fingerprint(recipe)
@@ -63,7 +61,8 @@ def test_show_prints_every_field_the_layout_and_what_changed(capsys):
         "layers_per_ipu = [3, 7, 7, 7]",
         "IPU 0: layers 0 to 2",
         "IPU 3: layers 17 to 23",
-        "global batch = micro-batch 1 × accumulation 64 × replicas 4 = 256 sequences per update, on 16 IPUs",
+        "global batch = 256 sequences per update, from micro-batch 1 pack × replicas 4 × accumulation, which follows "
+        "from the data (64 at 1 sequence in a pack, 11 at 6), on 16 IPUs",
         "training.seed: 42 -> 7",
     ):
         assert line in lines
