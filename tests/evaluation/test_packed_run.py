@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from ipu_finetune._discovery import load_recipe
 from ipu_finetune.errors import RecipeError
 from ipu_finetune.evaluation.run import finetune
 
@@ -173,3 +174,18 @@ def test_packs_are_kept_for_the_next_run_and_change_nothing(tiny_recipe, tmp_pat
     other = tiny_recipe(**{**PACKED, "task__max_length": 96}, training__micro_batch_size=1, training__seed=77)
     finetune(other, target="cpu", output=str(tmp_path / "other"), progress=True)
     assert "packs kept in " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dataset", ["squad", "squad_v2"])
+@pytest.mark.parametrize("model", ["minilm", "bert-base", "bert-large"])
+@pytest.mark.parametrize("setting", ["packing.max_sequences=6", "packing.enabled=false"])
+def test_every_packed_recipe_runs_packed_and_padded(model, dataset, setting, tiny_model, tiny_data, tmp_path):
+    small = [f"model.checkpoint={tiny_model}", f"task.data={tiny_data}", "task.max_length=128", "task.doc_stride=32"]
+    small += ["ipu.layers_per_ipu=[2]", "ipu.inference_layers_per_ipu=[2]", "training.max_steps=1", "ipu.config=minilm"]
+    small += ["training.global_batch_size=8", "training.eval_batch_size=4"]
+    recipe = load_recipe(model, dataset, overrides=[*small, setting])
+    assert load_recipe(model, dataset).packing.enabled
+    run = finetune(recipe, target="cpu", output=str(tmp_path / "run"))
+    assert run.metrics["examples"] == 12
+    packing = json.loads((tmp_path / "run" / "record.json").read_text())["packing"]
+    assert (packing is None) is (setting == "packing.enabled=false")
