@@ -27,7 +27,7 @@ def test_u38_a_long_compilation_reports_its_time_and_memory():
     with watched(said.append, every=0.05):
         busy(0.3)
     assert len(said) >= 2
-    assert all(re.fullmatch(r"still compiling after 0 s, 0\.\d GiB of memory in use", line) for line in said)
+    assert all(re.fullmatch(r"still compiling after 0 s, \d+\.\d GiB of memory in use", line) for line in said)
 
 
 def test_u38_at_the_limit_it_is_stopped_with_a_clean_message():
