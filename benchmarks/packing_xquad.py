@@ -3,7 +3,7 @@
 
     python -m benchmarks.packing_xquad /path/to/xquad.en.json --seeds 1 2 3 --epochs 2
 
-The recipe is `minilm squad` with its settings; the two sides differ in `packing.enabled`, and in the global batch of the
+The recipe is `minilm squad` with its settings; the sides differ in `packing.enabled`, and in the global batch of the
 padded side, which is set to the sequences that an update of packs sees. They take turns, seed by seed. A speed is the
 median over the host calls of one run; the ratio is of the two sides' medians over seeds. Writes
 `results/packing_xquad.json`; finished runs are kept in `--work` and not made again.
