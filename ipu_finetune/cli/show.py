@@ -84,8 +84,8 @@ def _batch_line(recipe: Recipe, batch: Dict[str, Any]) -> str:
     if recipe.packing.enabled:
         least, most = batch["accumulation_range"]
         return (
-            f"global batch = {batch['global_batch']} sequences per update, from micro-batch {batch['micro_batch_size']} "
-            f"pack{'s' if batch['micro_batch_size'] > 1 else ''} × replicas {batch['replicas']} × accumulation, which "
+            f"global batch = {batch['global_batch']} sequences per update, from micro-batch "
+            f"{batch['micro_batch_size']} pack{'s' if batch['micro_batch_size'] > 1 else ''} × replicas {batch['replicas']} × accumulation, which "
             f"follows from the data ({most} at 1 sequence in a pack, {least} at {recipe.packing.max_sequences}), "
             f"on {batch['ipus']} IPUs"
         )
