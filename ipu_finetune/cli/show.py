@@ -83,11 +83,11 @@ def _batch(recipe: Recipe, settings: Dict[str, Any]) -> Dict[str, Any]:
 def _batch_line(recipe: Recipe, batch: Dict[str, Any]) -> str:
     if recipe.packing.enabled:
         least, most = batch["accumulation_range"]
+        micro = f"{batch['micro_batch_size']} pack{'s' if batch['micro_batch_size'] > 1 else ''}"
         return (
-            f"global batch = {batch['global_batch']} sequences per update, from micro-batch "
-            f"{batch['micro_batch_size']} pack{'s' if batch['micro_batch_size'] > 1 else ''} × replicas {batch['replicas']} × accumulation, which "
-            f"follows from the data ({most} at 1 sequence in a pack, {least} at {recipe.packing.max_sequences}), "
-            f"on {batch['ipus']} IPUs"
+            f"global batch = {batch['global_batch']} sequences per update, from micro-batch {micro} × replicas "
+            f"{batch['replicas']} × accumulation, which follows from the data ({most} at 1 sequence in a pack, "
+            f"{least} at {recipe.packing.max_sequences}), on {batch['ipus']} IPUs"
         )
     return (
         f"global batch = micro-batch {batch['micro_batch_size']} × accumulation {batch['gradient_accumulation']} × "
