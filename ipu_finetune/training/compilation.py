@@ -8,6 +8,7 @@ alive and how much memory it takes, and stops it at the limit that the user has 
 import _thread
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -40,16 +41,30 @@ def watched(say: Callable[[str], None], limit: Optional[float] = None, every: fl
     """
     if limit is not None and threading.current_thread() is not threading.main_thread():
         raise UsageError("a time limit for compiling is only kept in the main thread; leave it out, or compile there")
-    watch = _Watch(say, limit, every)
+    with _interruptible() if limit is not None else contextlib.nullcontext():
+        watch = _Watch(say, limit, every)
+        try:
+            yield
+            watch.stop()
+        except KeyboardInterrupt:
+            if watch.stop():
+                raise CompileTimeoutError(watch.message) from None
+            raise
+        finally:
+            watch.stop()
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let an interrupt arrive, also in a process that was started in the background, where SIGINT is ignored."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
-        watch.stop()
-    except KeyboardInterrupt:
-        if watch.stop():
-            raise CompileTimeoutError(watch.message) from None
-        raise
     finally:
-        watch.stop()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class _Watch:

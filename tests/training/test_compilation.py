@@ -3,6 +3,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -37,6 +38,16 @@ def test_u38_at_the_limit_it_is_stopped_with_a_clean_message():
         busy(60)
     assert time.monotonic() - started < 5
     assert caught.value.exit_code == 1
+
+
+def test_the_limit_holds_in_a_process_that_ignores_interrupts_as_in_the_background():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(CompileTimeoutError), watched(print, limit=0.2):
+            busy(60)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_ends_in_time_is_left_alone():
@@ -76,7 +87,7 @@ def test_u38_native_code_that_answers_no_interrupt_ends_with_the_process():
         "import signal, time\n"
         "from ipu_finetune.training import compilation\n"
         "compilation._GRACE = 0.3\n"
-        "signal.signal(signal.SIGINT, signal.SIG_IGN)  # as while a C++ call runs\n"
+        "signal.signal(signal.SIGINT, lambda *_: None)  # as while a C++ call runs\n"
         "with compilation.watched(print, limit=0.2): time.sleep(60)\n"
     )
     root = Path(compilation.__file__).parents[2]
