@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
     os.environ[name] = tempfile.mkdtemp(prefix="ipu-finetune-tests-")
     atexit.register(shutil.rmtree, os.environ[name], ignore_errors=True)
+
+# A job in the background starts with interrupts ignored, and so would the scripts that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 
